@@ -1,0 +1,46 @@
+"""The figures of one run as plain data.
+
+Names follow vLLM's speculative-decoding metrics. A figure that is not defined (no draft, one token only) is None
+and shown as "n/a", never as 0. `figures.py` computes them; they stand apart from it because every RunFinished event
+carries them and the computation reads events.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """Totals of a run. Rates are 0..1, times in seconds unless the name ends in _ms.
+
+    decode_tokens_per_second counts the tokens committed after the first commit, over the time since it.
+    num_spec_steps counts rounds with drafted tokens. draft_acceptance_rate is accepted / drafted without the bonus;
+    drafted tokens behind the end of the answer are in neither. mean_acceptance_length is tokens per such round,
+    1 + accepted; acceptance_histogram[k] counts the rounds that accepted k. cache_hit_rate is hits / (hits + misses):
+    the first round is a compulsory miss and is left out. mean_step_ms, mean_build_ms and mean_fallback_ms are the
+    draft's time per round that had such work. build_overlap is the share of the draft's build time that lies inside
+    the target's verifications.
+    """
+
+    num_tokens: int = 0
+    elapsed: float = 0.0
+    time_to_first_token: float | None = None
+    decode_tokens_per_second: float | None = None
+    tokens_per_second_per_device: float | None = None
+    num_devices: int = 1
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    draft_acceptance_rate: float | None = None
+    mean_acceptance_length: float | None = None
+    acceptance_histogram: tuple[int, ...] = ()
+    num_cache_hits: int = 0
+    num_cache_misses: int = 0
+    cache_hit_rate: float | None = None
+    mean_verify_ms: float | None = None
+    mean_step_ms: float | None = None
+    mean_build_ms: float | None = None
+    mean_fallback_ms: float | None = None
+    mean_wait_ms: float | None = None
+    build_overlap: float | None = None
+    mean_acceptance_length_hit: float | None = None
+    mean_acceptance_length_miss: float | None = None
