@@ -1,0 +1,80 @@
+"""Fixtures shared by all tests: the real default pair, tiny models, a browser, and when a test is skipped and why."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+from saguaro_core.errors import ModelError
+from saguaro_core.models.catalogue import DEFAULT_TARGET
+from saguaro_core.models.fetch import fetch_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_IN_CI = bool(os.environ.get("CI"))
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if _IN_CI else "local")
+
+
+def _skip_or_fail(reason: str) -> None:
+    """Something the machine lacks: a skip for a user, a failure in CI, where it must be there."""
+    if _IN_CI:
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def _gpu_or_skip(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(scope="session")
+def default_target_dir() -> Path:
+    """The default target in the user's cache, fetched on first use."""
+    try:
+        return fetch_model(DEFAULT_TARGET)
+    except ModelError as error:
+        _skip_or_fail(str(error))
+        raise
+
+
+@pytest.fixture(scope="session")
+def chromium_path() -> str:
+    """The system's Chromium; tests never download a browser."""
+    found = next((path for path in map(shutil.which, _BROWSERS) if path), None)
+    if found is None:
+        _skip_or_fail("No Chromium was found: install the package `chromium` to run the browser tests.")
+        raise AssertionError("not reached")
+    return found
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> "PreTrainedTokenizerBase":
+    """A byte-level tokenizer with control tokens and a chat template."""
+    from tiny_models import make_tokenizer
+
+    return make_tokenizer()
+
+
+@pytest.fixture
+def tiny_llama(tmp_path: Path) -> Callable[..., Path]:
+    """Saves a small random Llama with a tokenizer below the test's own folder and returns where."""
+    from tiny_models import save_tiny_llama
+
+    def save(name: str = "model", **options: object) -> Path:
+        return save_tiny_llama(tmp_path / name, **options)  # type: ignore[arg-type]
+
+    return save
