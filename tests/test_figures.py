@@ -62,7 +62,7 @@ def tokens_of(rounds: Sequence[RoundEvent]) -> list[TokenEvent]:
 
 
 def num_leading_matches(pattern: Sequence[int]) -> int:
-    return (list(pattern) + [0]).index(0)
+    return [*pattern, 0].index(0)
 
 
 def test_matches_after_the_first_rejection_do_not_count() -> None:
