@@ -1,6 +1,8 @@
 """Turns a GGUF file into a folder that transformers loads in seconds: half-precision safetensors and a tokenizer."""
 
+from contextlib import redirect_stderr
 from copy import deepcopy
+from io import StringIO
 from pathlib import Path
 
 import torch
@@ -15,7 +17,8 @@ _SINGLE_DIGITS = "smollm"
 
 def convert_gguf(gguf_path: Path, folder: Path) -> None:
     """Write config, float16 weights, generation config and tokenizer of `gguf_path` into the existing `folder`."""
-    with quiet_transformers():
+    # The reader draws a progress bar of its own on stderr, which no setting of transformers switches off.
+    with quiet_transformers(), redirect_stderr(StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(str(gguf_path.parent), gguf_file=gguf_path.name)
         _restore_pre_tokenizer(tokenizer, gguf_path)
         _read_dense(gguf_path).save_pretrained(folder)

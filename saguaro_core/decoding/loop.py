@@ -1,0 +1,118 @@
+"""The one decoding loop. Its modes differ only in the source of candidates.
+
+A round: take a proposal, run the target over 1 + K tokens, decide the outcome, tell the source at once (so that a prepared
+speculation travels while we do our bookkeeping), then commit and report.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from saguaro_core.decoding.reporter import Reporter, Round, RunContext
+from saguaro_core.decoding.sources import NOTHING, CandidateSource, NoDraft, Proposal, StopRequested
+from saguaro_core.errors import DraftUnavailable, SaguaroError
+from saguaro_core.events import RunFinished
+from saguaro_core.verification import Outcome
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class DecodingLoop:
+    """Decodes one run to its end."""
+
+    def __init__(self, run: RunContext, source: CandidateSource) -> None:
+        self.run_context, self.source = run, source
+        self.reporter = Reporter(run)
+        self.context = list(run.prompt)
+        self.round_index = 0
+        self._limit = run.answer.num_remaining
+        self._draft_exhausted = False
+
+    def run(self) -> RunFinished:
+        """Decode until the answer ends, is stopped or fails. RunFinished says which; nothing is raised."""
+        run = self.run_context
+        try:
+            self._prefill()
+            while run.answer.stop_reason is None and not run.should_stop():
+                self._round()
+        except StopRequested:
+            pass
+        except Exception as error:  # Whatever went wrong, what was said so far is kept and the stream ends.
+            logger.exception("run %s failed", run.run_id)
+            text = str(error) if isinstance(error, SaguaroError) else f"{type(error).__name__}: {error}"
+            return self.reporter.finish("failed", "error", text, self.source.end())
+        reason, spans = run.answer.stop_reason, self.source.end()
+        if reason is None:
+            return self.reporter.finish("stopped", "user", None, spans)
+        return self.reporter.finish("finished", reason, None, spans)
+
+    def _prefill(self) -> None:
+        run = self.run_context
+        self.reporter.phase("prefill", 0.0)
+        self._guarded(lambda: self.source.begin(self._lookahead()))
+        started = run.clock()
+        for share in run.target.prefill(self.context, run.prefill_chunk):
+            self.reporter.phase("prefill", share)
+            if run.should_stop():
+                raise StopRequested
+        self.reporter.span("target", "prefill", started, run.clock(), 0)
+        self.reporter.phase("decode")
+
+    def _round(self) -> None:
+        run = self.run_context
+        waiting_since = run.clock()
+        proposal = self._propose()
+        started = run.clock()
+        position = len(self.context)
+        logits = run.target.verify(self.context, proposal.token_ids)
+        outcome = run.verifier.decide(logits, proposal, position)
+        decided = run.clock()
+        committed = [*proposal.token_ids[: outcome.accepted], outcome.bonus_token_id]
+        self.context += committed
+        run.target.keep(len(self.context) - 1)
+        self._tell(outcome, committed)
+        self.reporter.round(
+            Round(
+                index=self.round_index,
+                proposal=proposal,
+                outcome=outcome,
+                logits=logits,
+                committed=committed,
+                bonus_origin=self.source.bonus_origin,
+                started=started,
+                decided=decided,
+                waited=started - waiting_since if self.source.waits else 0.0,
+            )
+        )
+        self.round_index += 1
+
+    def _lookahead(self) -> int:
+        """The most that may be drafted now: with its bonus token a round must not pass the answer's limit."""
+        remaining = self._limit - (len(self.context) - len(self.run_context.prompt))
+        return max(0, min(self.run_context.request.speculation.lookahead, remaining - 1))
+
+    def _propose(self) -> Proposal:
+        proposal = self._guarded(lambda: self.source.propose(self._lookahead())) or NOTHING
+        self.reporter.draft_spans(proposal.spans)
+        if proposal.is_exhausted and not self._draft_exhausted:
+            self._draft_exhausted = True
+            self.reporter.notice("The draft's context is full: the answer goes on without speculation.")
+        return proposal
+
+    def _tell(self, outcome: Outcome, committed: list[int]) -> None:
+        """Send the outcome before any bookkeeping, unless these very tokens end the answer."""
+        num_generated = len(self.context) - len(self.run_context.prompt)
+        if num_generated < self._limit and self.run_context.eos_token_ids.isdisjoint(committed):
+            self._guarded(lambda: self.source.update(self.round_index + 1, outcome, self._lookahead()))
+
+    def _guarded(self, call: Callable[[], T]) -> T | None:
+        """Call the source; if the draft is lost, the answer goes on as AR without losing or repeating a token."""
+        try:
+            return call()
+        except DraftUnavailable as error:
+            self.reporter.notice(f"The draft was lost: {error} The answer goes on without it.")
+            self.reporter.draft_spans(self.source.end())
+            self.source = NoDraft()
+            return None

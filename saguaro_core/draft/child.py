@@ -1,0 +1,98 @@
+"""Starting and ending a child process that lives no longer than its parent.
+
+The child gets its link address as one line on its standard input, which then stays open as a lifeline: when it closes, because
+the parent closed it or died in whatever way, the child ends itself.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from saguaro_core.draft.link import Link, LinkAddress
+from saguaro_core.draft.messages import Shutdown
+
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Child:
+    """A child process running one of our modules, and the link to it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", link: Link) -> None:
+        self.process, self.link = process, link
+
+    @classmethod
+    def spawn(cls, module: str) -> Self:
+        """Start `python -m module` and hand it a fresh link."""
+        link = Link.listen()
+        path = os.pathsep.join(filter(None, [str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+        )
+        assert process.stdin is not None
+        try:
+            process.stdin.write(msgspec.json.encode(link.address) + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # It died at once: is_alive says so.
+        return cls(process, link)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def describe_end(self) -> str:
+        """How the process ended, for a message to the user."""
+        code = self.process.poll()
+        if code is None:
+            return "is still running"
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Ask the process to end, then insist; close the link. Idempotent."""
+        if self.is_alive:
+            self.link.send(Shutdown())
+            try:
+                self.process.wait(timeout / 2)
+            except subprocess.TimeoutExpired:
+                self.process.terminate()
+        self._close_lifeline()
+        try:
+            self.process.wait(timeout / 2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.link.close()
+
+    def kill(self) -> None:
+        """End the process at once, without asking."""
+        self.process.kill()
+        self.process.wait()
+        self._close_lifeline()
+        self.link.close()
+
+    def _close_lifeline(self) -> None:
+        if self.process.stdin is not None:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass  # The other end is gone already.
+
+
+def connect_to_parent() -> Link:
+    """In a child: the link to the parent. From here on the process dies with its parent and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lifeline = sys.stdin.buffer
+    link = Link.connect(msgspec.json.decode(lifeline.readline(), type=LinkAddress))
+
+    def watch() -> None:
+        lifeline.read()
+        signal.raise_signal(signal.SIGTERM) if sys.platform == "win32" else os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    return link

@@ -1,0 +1,78 @@
+"""One end of a message link between two processes: ZeroMQ, one peer, typed messages, every wait bounded.
+
+On one machine the link is a socket file in a private folder; where that is missing, and between machines, it is TCP encrypted
+with CURVE, whose server key only the peer is told (on its standard input).
+"""
+
+import shutil
+import tempfile
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import zmq
+
+from saguaro_core.draft.messages import Message, decode, encode
+
+_LINGER_MS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkAddress:
+    """Where a listening end can be reached; `server_key` is empty for a socket file."""
+
+    endpoint: str
+    server_key: str = ""
+
+
+class Link:
+    """Sends and receives messages in order. Not thread-safe: one thread owns it."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", address: LinkAddress, folder: Path | None = None) -> None:
+        self.socket, self.address, self._folder = socket, address, folder
+        self._received: deque[Message] = deque()
+
+    @classmethod
+    def listen(cls, *, tcp_host: str | None = None) -> Self:
+        """Open the listening end on a fresh address: a socket file, or TCP on `tcp_host` (loopback where there are no socket files)."""
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+        socket.linger = _LINGER_MS
+        if tcp_host is None and zmq.has("ipc"):
+            folder = Path(tempfile.mkdtemp(prefix="saguaro-"))
+            address = LinkAddress(endpoint=f"ipc://{folder}/link")
+            socket.bind(address.endpoint)
+            return cls(socket, address, folder)
+        public, secret = zmq.curve_keypair()
+        socket.curve_server, socket.curve_publickey, socket.curve_secretkey = True, public, secret
+        port = socket.bind_to_random_port(f"tcp://{tcp_host or '127.0.0.1'}")
+        return cls(socket, LinkAddress(endpoint=f"tcp://{tcp_host or '127.0.0.1'}:{port}", server_key=public.decode()))
+
+    @classmethod
+    def connect(cls, address: LinkAddress) -> Self:
+        """Open the other end."""
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+        socket.linger = _LINGER_MS
+        if address.server_key:
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+            socket.curve_serverkey = address.server_key.encode()
+        socket.connect(address.endpoint)
+        return cls(socket, address)
+
+    def send(self, *messages: Message) -> None:
+        """Queue messages for the peer as one delivery; returns at once."""
+        if messages:
+            self.socket.send_multipart([frame for message in messages for frame in encode(message)])
+
+    def receive(self, timeout: float) -> Message | None:
+        """The next message, or None if none came within `timeout` seconds (0: only what is already here)."""
+        if not self._received and self.socket.poll(int(timeout * 1000)):
+            frames = self.socket.recv_multipart()
+            self._received.extend(decode(*pair) for pair in zip(frames[::2], frames[1::2], strict=True))
+        return self._received.popleft() if self._received else None
+
+    def close(self) -> None:
+        """Close the socket; the listening end also removes its socket file."""
+        self.socket.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,103 @@
+"""Turns draft logits into drafted tokens, and into the ranking that predicts bonus tokens.
+
+Under shared noise both come from log q_n + g_n; under rejection sampling tokens are drawn from q' and candidates are ranked by q.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saguaro_core.config import SamplingParams, SpeculationConfig
+from saguaro_core.sampling import GumbelNoise, Processing, Stream, process_logits, saguaro_weights, sample, uniforms
+
+# Filtered tokens rank after all others, in their own order: they are still the best guesses left.
+_FILTERED_PENALTY = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What one forward of m rows gave, n being the columns of the draft's head.
+
+    columns: the chosen column of each row. logits, rank_scores: [m, n]. q: [m, n] as drawn from, None for a deterministic choice.
+    """
+
+    columns: list[int]
+    logits: Tensor
+    rank_scores: Tensor
+    q: Tensor | None
+
+
+class Proposer:
+    """Draws tokens for one request. `num_columns` is the draft head's width, `token_ids` its map to target ids (None: identity)."""
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        speculation: SpeculationConfig,
+        *,
+        vocabulary_size: int,
+        num_columns: int,
+        token_ids: Tensor | None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.processing = Processing.of(sampling)
+        self.seed = sampling.seed
+        self.saguaro_c = speculation.saguaro_c
+        self.num_columns = num_columns
+        self._is_rejection = speculation.rule == "rejection" and not self.processing.is_greedy
+        self._noise: GumbelNoise | None = None
+        if not self.processing.is_greedy and not self._is_rejection:
+            columns = torch.arange(num_columns) if token_ids is None else token_ids
+            self._noise = GumbelNoise(sampling.seed, vocabulary_size, device, columns)
+        self.target_ids: list[int] = list(range(num_columns)) if token_ids is None else token_ids.tolist()
+        self.column_of: dict[int, int] = {token: column for column, token in enumerate(self.target_ids)}
+
+    def draw(self, logits: Tensor, positions: list[int], round_index: int, lane: int, num_cached: int) -> Draws:
+        """Choose a token for each row of logits [m, n].
+
+        positions: the absolute position that each row predicts. (round_index, lane) names this forward within the request:
+        no two forwards may share it. num_cached: F of the position in the coming cache, for Saguaro's q'.
+        """
+        scores = process_logits(logits, self.processing)
+        rank_scores = self._rank_scores(logits, scores, positions)
+        if not self._is_rejection:
+            # Filtered tokens stay behind all others in rank_scores, so its best is the best of the processed scores.
+            return Draws(rank_scores.argmax(-1).tolist(), logits, rank_scores, None)
+        q = saguaro_weights(scores.softmax(-1), num_cached, self.saguaro_c)
+        columns = sample(q, uniforms(self.seed, Stream.DRAFT, round_index, len(q), lane))
+        return Draws(columns, logits, rank_scores, q)
+
+    def rank_scores(self, logits: Tensor, positions: list[int]) -> Tensor:
+        """What ranks candidates for the bonus token at each of the positions that logits [m, n] predict: [m, n]."""
+        return self._rank_scores(logits, process_logits(logits, self.processing), positions)
+
+    def _rank_scores(self, logits: Tensor, scores: Tensor, positions: list[int]) -> Tensor:
+        if not self.processing.is_greedy and (self.processing.top_k or self.processing.top_p < 1.0):
+            scores = torch.where(scores.isinf(), logits / self.processing.temperature - _FILTERED_PENALTY, scores)
+        return scores if self._noise is None else scores + self._noise.rows(positions)
+
+    def probability(self, logits: Tensor, column: int) -> float:
+        """q of one column under logits [n], at the run's temperature (1 for a greedy run), before filters."""
+        temperature = 1.0 if self.processing.is_greedy else self.processing.temperature
+        scaled = logits / temperature
+        return float((scaled[column] - scaled.logsumexp(-1)).exp())
+
+    def candidates(self, rank_scores: Tensor, count: int, excluded: set[int]) -> list[int]:
+        """The `count` best target ids under rank_scores [n], without the excluded ones."""
+        if count <= 0:
+            return []
+        best = rank_scores.topk(min(count + len(excluded), self.num_columns)).indices.tolist()
+        allowed = (self.target_ids[column] for column in best if self.target_ids[column] not in excluded)
+        return [token for token, _ in zip(allowed, range(count), strict=False)]
+
+    def rank(self, rank_scores: Tensor, token_id: int, drafted: int | None) -> int | None:
+        """1-based place of a target id among the candidates (the drafted token is not one); None if the head lacks it."""
+        column = self.column_of.get(token_id)
+        if column is None:
+            return None
+        better = int((rank_scores > rank_scores[column]).sum())
+        drafted_column = None if drafted is None else self.column_of.get(drafted)
+        if drafted_column is not None and rank_scores[drafted_column] > rank_scores[column]:
+            better -= 1
+        return better + 1

@@ -1,0 +1,114 @@
+"""What speculates after a miss: the draft itself, or lookup of the last n-gram in the text so far.
+
+An n-gram match is a guess without probabilities, so it is verified as a point mass (q = 1 on each proposed token).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from saguaro_core.config import FallbackPolicy
+from saguaro_core.events import FallbackKind
+
+MAX_NGRAM = 4
+
+
+class NgramIndex:
+    """Where each n-gram (n = 1..4) of a growing token sequence was last followed by something."""
+
+    def __init__(self, token_ids: Sequence[int] = ()) -> None:
+        self.token_ids: list[int] = []
+        self._followed_at: dict[tuple[int, ...], int] = {}
+        self.extend(token_ids)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Append tokens; the n-grams that they follow become findable."""
+        for token in token_ids:
+            place = len(self.token_ids)
+            for n in range(1, min(MAX_NGRAM, place) + 1):
+                self._followed_at[tuple(self.token_ids[place - n : place])] = place
+            self.token_ids.append(token)
+
+    def propose(self, count: int) -> list[int]:
+        """Up to `count` tokens that followed the latest match of the longest n-gram at the end, n >= 2; else none.
+
+        A single repeated token is too weak a sign to spend verification rows on.
+        """
+        for n in range(min(MAX_NGRAM, len(self.token_ids)), 1, -1):
+            place = self._followed_at.get(tuple(self.token_ids[-n:]))
+            if place is not None:
+                return self._continuation(place, count)
+        return []
+
+    def _continuation(self, place: int, count: int) -> list[int]:
+        """Tokens from `place` on; past the end the proposal continues with itself (a loop keeps looping)."""
+        proposal: list[int] = []
+        for index in range(place, place + count):
+            past_end = index - len(self.token_ids)
+            proposal.append(self.token_ids[index] if past_end < 0 else proposal[past_end])
+        return proposal
+
+
+@dataclass(slots=True)
+class _Mean:
+    """A running mean that starts from a prior worth `weight` observations."""
+
+    total: float
+    weight: float
+
+    @classmethod
+    def prior(cls, value: float, weight: float = 4.0) -> "_Mean":
+        return cls(value * weight, weight)
+
+    def add(self, value: float) -> None:
+        self.total += value
+        self.weight += 1
+
+    @property
+    def value(self) -> float:
+        return self.total / self.weight
+
+
+@dataclass(slots=True)
+class FallbackChooser:
+    """Follows the request's policy; `auto` takes the backup that Theorem 17's speed favours at batch 1, from this run's own times.
+
+    Tokens per round after a hit, after a neural and after a fast fallback, the hit rate, and both durations start from priors
+    worth four rounds.
+    """
+
+    policy: FallbackPolicy
+    last_kind: FallbackKind = "neural"
+    hit_rate: _Mean = field(default_factory=lambda: _Mean.prior(0.5))
+    tokens_hit: _Mean = field(default_factory=lambda: _Mean.prior(2.0))
+    tokens_neural: _Mean = field(default_factory=lambda: _Mean.prior(1.8))
+    tokens_fast: _Mean = field(default_factory=lambda: _Mean.prior(1.2))
+    verify_seconds: _Mean = field(default_factory=lambda: _Mean(0.0, 1e-9))
+    neural_seconds: _Mean = field(default_factory=lambda: _Mean(0.0, 1e-9))
+
+    def choose(self) -> Literal["neural", "fast"]:
+        """The backup for the next miss."""
+        if self.policy != "auto":
+            return self.policy
+        if self.verify_seconds.weight < 1 or self.neural_seconds.weight < 1:
+            return "neural"
+        duration = self.neural_seconds.value / self.verify_seconds.value
+        fast = self._speed(self.tokens_fast.value, 0.0)
+        return "fast" if fast > self._speed(self.tokens_neural.value, duration) else "neural"
+
+    def _speed(self, tokens_miss: float, duration: float) -> float:
+        p = self.hit_rate.value
+        return (p * self.tokens_hit.value + (1 - p) * tokens_miss) / (1 + (1 - p) * duration)
+
+    def observe_round(self, is_hit: bool, accepted: int, seconds: float) -> None:
+        """A round of `accepted` + 1 tokens ended `seconds` after its speculation was sent."""
+        self.hit_rate.add(float(is_hit))
+        self.verify_seconds.add(seconds)
+        tokens = self.tokens_hit if is_hit else self.tokens_neural if self.last_kind == "neural" else self.tokens_fast
+        tokens.add(accepted + 1)
+
+    def observe_fallback(self, kind: FallbackKind, seconds: float) -> None:
+        """A miss was answered by `kind` in `seconds`."""
+        self.last_kind = kind
+        if kind == "neural":
+            self.neural_seconds.add(seconds)

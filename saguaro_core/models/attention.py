@@ -1,0 +1,54 @@
+"""Grouped attention over the slots in use, registered with transformers' AttentionInterface.
+
+Query heads that share a key-value head are folded into rows, so repeated keys are never materialised. The mask
+comes ready from the runner; without one every query sees every slot in use.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+ATTENTION_NAME = "saguaro_slotted"
+
+
+def fold_mask(visible: Tensor, num_groups: int) -> Tensor:
+    """Visibility [b, n, used] repeated for the folded query rows: [b, 1, groups * n, used], boolean."""
+    return visible.repeat(1, num_groups, 1).unsqueeze(1)
+
+
+def slotted_attention(
+    module: nn.Module,
+    query: Tensor,  # [b, heads, n, head_dim]
+    key: Tensor,  # [b, kv_heads, used, head_dim]
+    value: Tensor,  # [b, kv_heads, used, head_dim]
+    attention_mask: Tensor | None,  # [b, 1, groups * n, used], boolean
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention output [b, n, heads, head_dim]; the second value (weights) is not computed."""
+    batch, heads, num_queries, head_dim = query.shape
+    kv_heads = key.shape[1]
+    folded = query.reshape(batch, kv_heads, heads // kv_heads * num_queries, head_dim)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    return out.view(batch, heads, num_queries, -1).transpose(1, 2), None
+
+
+def register_attention() -> str:
+    """Make the function known to transformers (again is harmless) and return its name."""
+    AttentionInterface.register(ATTENTION_NAME, slotted_attention)
+    return ATTENTION_NAME
+
+
+def num_query_groups(config: Any) -> int:
+    """Query heads for each key-value head."""
+    heads: int = config.num_attention_heads
+    return heads // (getattr(config, "num_key_value_heads", None) or heads)
+
+
+def causal_visibility(positions: Tensor, used: int) -> Tensor:
+    """Visibility [b, n, used] of a trunk whose slot number is its position: each query sees slots up to its own."""
+    slots = torch.arange(used, device=positions.device)
+    return slots <= positions.unsqueeze(-1)

@@ -1,0 +1,98 @@
+"""Runs one causal language model over a slotted cache: the only place where a forward happens.
+
+A forward takes a ForwardBatch: n tokens for each of b rows, their positions (for rotary embeddings), the cache slots that
+their keys and values take, and what each of them may see. Prefill, verification, draft steps and branch steps are all this one call.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from saguaro_core.errors import ModelError
+from saguaro_core.models.attention import ATTENTION_NAME, fold_mask, num_query_groups, register_attention
+from saguaro_core.models.kv_cache import SlottedCache, SlotPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """Inputs of one forward.
+
+    token_ids, positions, slots: int64 [b, n]. used: slots in use after this forward. visible: bool [b, n, used], or None when every
+    query may see every used slot. num_logits: how many of the last tokens get logits (0: none, the cache is filled only).
+    first: the first slot when the slots of every row are the consecutive ones from it, else None.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    used: int
+    visible: Tensor | None
+    num_logits: int
+    first: int | None = None
+
+
+def trunk_batch(token_ids: list[int], start: int, num_logits: int) -> ForwardBatch:
+    """A batch of one row that continues the trunk, where a token's slot is its position, at `start`."""
+    n = len(token_ids)
+    positions = torch.arange(start, start + n).unsqueeze(0)
+    visible = None if n == 1 else torch.arange(start + n) <= positions.unsqueeze(-1)
+    return ForwardBatch(torch.tensor([token_ids]), positions, positions, start + n, visible, num_logits, first=start)
+
+
+class Runner(Protocol):
+    """What decoding needs of a model. `vocabulary_size` counts logits columns, `context_length` positions."""
+
+    vocabulary_size: int
+    context_length: int
+
+    def forward(self, batch: ForwardBatch) -> Tensor | None:
+        """Logits [b, num_logits, V] in float32, None if num_logits is 0."""
+        ...
+
+    def move(self, source: list[int], first: int) -> None:
+        """Copy cache slots `source` to the consecutive slots from `first` on."""
+        ...
+
+
+class ModelRunner:
+    """A Runner over a transformers model whose attention is the slotted one."""
+
+    def __init__(self, model: PreTrainedModel, *, vocabulary_size: int, context_length: int, device: torch.device) -> None:
+        register_attention()
+        model.set_attn_implementation(ATTENTION_NAME)
+        self.model = model
+        self.vocabulary_size = vocabulary_size
+        self.context_length = context_length
+        self.device = device
+        self.cache = SlottedCache(model.config.num_hidden_layers)
+        self._num_groups = num_query_groups(model.config)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> Tensor | None:
+        """Run the model; logits of padded vocabulary entries are cut off. Raises ModelError on NaN."""
+        self.cache.reserve(batch.used)
+        self.cache.plan = SlotPlan(batch.slots.to(self.device), batch.used, batch.first)
+        mask = None if batch.visible is None else fold_mask(batch.visible.to(self.device), self._num_groups)
+        logits: Tensor = self.model(
+            input_ids=batch.token_ids.to(self.device),
+            position_ids=batch.positions.to(self.device),
+            attention_mask=mask,
+            cache=self.cache,
+            use_cache=True,
+            # 0 would mean all of them: one row of logits is made and dropped instead.
+            logits_to_keep=max(batch.num_logits, 1),
+        ).logits
+        if batch.num_logits == 0:
+            return None
+        logits = logits[..., : self.vocabulary_size].float()
+        if bool(torch.isnan(logits.sum())):
+            raise ModelError("the model returned NaN logits: its weights or its number format do not fit this device.")
+        return logits
+
+    @torch.inference_mode()
+    def move(self, source: list[int], first: int) -> None:
+        """Copy the keys and values at slots `source` over the slots from `first` on."""
+        self.cache.move(torch.tensor(source), first)
