@@ -27,7 +27,9 @@ class FiguresAccumulator:
         self._has_draft = mode != "ar"
         self._tokens = _TokenClock()
         self._rounds = _RoundTotals()
-        self._work = {kind: _WorkPerRound() for kind in ("build", "step", "fallback")}
+        self._steps = _Mean()
+        self._builds = _WorkPerRound()
+        self._fallbacks = _WorkPerRound()
         self._overlap = _Overlap()
 
     def add(self, event: Event) -> None:
@@ -41,12 +43,16 @@ class FiguresAccumulator:
                 self._add_span(event)
 
     def _add_span(self, span: SpanEvent) -> None:
-        if span.lane == "draft" and span.kind in self._work:
-            self._work[span.kind].add(span)
-        if span.lane == "draft" and span.kind == "build":
-            self._overlap.add_build(span.start, span.end)
-        if span.lane == "target" and span.kind == "verify":
-            self._overlap.add_verify(span.start, span.end)
+        match span.lane, span.kind:
+            case "target", "verify":
+                self._overlap.add_verify(span.start, span.end)
+            case "draft", "step":
+                self._steps.add(span.end - span.start)
+            case "draft", "fallback":
+                self._fallbacks.add(span)
+            case "draft", "build":
+                self._builds.add(span)
+                self._overlap.add_build(span.start, span.end)
 
     def figures(self, elapsed: float) -> RunFigures:
         """The figures of what was added so far; `elapsed` is the run's age in seconds."""
@@ -68,9 +74,9 @@ class FiguresAccumulator:
             num_cache_misses=rounds.outcomes["miss"],
             cache_hit_rate=_ratio(rounds.outcomes["hit"], rounds.outcomes["hit"] + rounds.outcomes["miss"]),
             mean_verify_ms=_ratio(rounds.verify_ms, rounds.count),
-            mean_step_ms=self._work["step"].mean_ms(),
-            mean_build_ms=self._work["build"].mean_ms(),
-            mean_fallback_ms=self._work["fallback"].mean_ms(),
+            mean_step_ms=self._steps.mean_ms(),
+            mean_build_ms=self._builds.mean_ms(),
+            mean_fallback_ms=self._fallbacks.mean_ms(),
             mean_wait_ms=_ratio(rounds.wait_ms, rounds.count) if self._has_draft else None,
             build_overlap=self._overlap.share(),
             mean_acceptance_length_hit=_ratio(rounds.lengths["hit"], rounds.outcomes["hit"]),
@@ -144,6 +150,21 @@ def _judged(event: RoundEvent) -> tuple[int, int]:
     if 0 < event.num_committed <= event.accepted:
         return event.num_committed, event.num_committed
     return event.drafted, event.accepted
+
+
+class _Mean:
+    """Mean time of the draft's forwards."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._count = 0
+
+    def add(self, seconds: float) -> None:
+        self._seconds += seconds
+        self._count += 1
+
+    def mean_ms(self) -> float | None:
+        return _ratio(1000.0 * self._seconds, self._count)
 
 
 class _WorkPerRound:

@@ -16,9 +16,9 @@ class RunFigures:
     num_spec_steps counts rounds with drafted tokens. draft_acceptance_rate is accepted / drafted without the bonus;
     drafted tokens behind the end of the answer are in neither. mean_acceptance_length is tokens per such round,
     1 + accepted; acceptance_histogram[k] counts the rounds that accepted k. cache_hit_rate is hits / (hits + misses):
-    the first round is a compulsory miss and is left out. mean_step_ms, mean_build_ms and mean_fallback_ms are the
-    draft's time per round that had such work. build_overlap is the share of the draft's build time that lies inside
-    the target's verifications.
+    the first round is a compulsory miss and is left out. mean_step_ms is one forward of SD's draft;
+    mean_build_ms and mean_fallback_ms are the draft's time per round that had such work. build_overlap is the share
+    of the draft's build time that lies inside the target's verifications.
     """
 
     num_tokens: int = 0

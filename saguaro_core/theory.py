@@ -124,11 +124,17 @@ def predict(figures: RunFigures, *, ar: RunFigures | None = None, sd: RunFigures
 
 
 def _sd_per_ms(figures: RunFigures) -> float | None:
-    unit = figures.mean_verify_ms
-    draft_ms = figures.mean_fallback_ms if figures.mean_step_ms is None else figures.mean_step_ms
+    unit, draft_ms = figures.mean_verify_ms, _speculation_ms(figures)
     if not unit or draft_ms is None or figures.mean_acceptance_length is None:
         return None
     return _per_ms(sd_speed(figures.mean_acceptance_length, draft_ms / unit), unit)
+
+
+def _speculation_ms(figures: RunFigures) -> float | None:
+    """What one speculation costs the draft just in time: a forward per drafted token in SD, the backup in SSD."""
+    if figures.mean_step_ms is None or not figures.num_spec_steps:
+        return figures.mean_fallback_ms
+    return figures.mean_step_ms * figures.num_draft_tokens / figures.num_spec_steps
 
 
 def _ssd_per_ms(figures: RunFigures) -> float | None:

@@ -173,6 +173,11 @@ def test_pieces_of_one_build_are_one_build() -> None:
     assert figures.mean_step_ms is None
 
 
+def test_a_step_is_one_forward_of_the_draft() -> None:
+    spans = [make_span("draft", "step", 0.0, 0.004, 1), make_span("draft", "step", 0.004, 0.010, 1)]
+    assert figures_of(spans, mode="sd").mean_step_ms == pytest.approx(5.0)
+
+
 def test_overlap_is_the_share_of_build_time_inside_verifications() -> None:
     spans = [
         make_span("draft", "build", 5.0, 15.0),

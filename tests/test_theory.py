@@ -150,7 +150,9 @@ def test_values_out_of_range_are_refused_by_name(call: object, message: str) -> 
 
 
 AR = RunFigures(mean_verify_ms=20.0)
-SD = RunFigures(mean_verify_ms=25.0, mean_step_ms=12.5, mean_acceptance_length=3.0)
+SD = RunFigures(
+    mean_verify_ms=25.0, mean_step_ms=5.0, num_draft_tokens=50, num_spec_steps=20, mean_acceptance_length=3.0
+)
 SSD = RunFigures(
     mean_verify_ms=25.0,
     mean_build_ms=20.0,
