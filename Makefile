@@ -14,6 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 .PHONY: help setup setup-test run test lint bench fetch clean
 
 help:
@@ -22,18 +23,19 @@ help:
 setup: $(VENV)/.setup
 setup-test: $(VENV)/.setup-test
 
-$(BIN)/python:
+$(VENV)/.created:
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "error: Python 3.11 or newer was not found. Install it, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 		echo "error: $(PYTHON) lacks the venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
 
-$(VENV)/.setup: $(INPUTS) | $(BIN)/python
+$(VENV)/.setup: $(INPUTS) $(VENV)/.created
 	$(PIP_INSTALL) -e .
 	@touch $@
 
-$(VENV)/.setup-test: $(INPUTS) | $(BIN)/python
+$(VENV)/.setup-test: $(INPUTS) $(VENV)/.created
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $(VENV)/.setup $@
 

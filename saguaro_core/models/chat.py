@@ -22,8 +22,10 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
     """The prompt's text and its token ids, ending where the assistant's answer starts.
 
     Without a chat template the prompt is `System:`, `User:` and `Assistant:` paragraphs. Raises InvalidRequest when the
-    template refuses the messages.
+    template refuses the messages or a text is no valid Unicode.
     """
+    for message in messages:
+        _check_unicode(message)
     specials = special_tokens(tokenizer)
     typed = [token for token in specials if any(token in message.content for message in messages)]
     if not typed:
@@ -35,6 +37,17 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
     for token, stand_in in stand_ins.items():
         text = text.replace(stand_in, token)
     return text, ids
+
+
+def _check_unicode(message: Message) -> None:
+    """Half of a surrogate pair can arrive in JSON, but no tokenizer can read it."""
+    try:
+        message.content.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"The {message.role} message has {error.object[error.start]!r} at position {error.start}, which is half a "
+            "character. Remove it."
+        ) from error
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:

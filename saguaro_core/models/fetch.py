@@ -64,9 +64,9 @@ def fetch_entry(
     """Same as fetch_model for an entry at hand."""
     models = cache_dir / "models"
     folder = models / entry.name
-    if find_fault(folder, _origin(entry), deep=deep) is None:
-        return folder
     try:
+        if find_fault(folder, _origin(entry), deep=deep) is None:
+            return folder
         models.mkdir(parents=True, exist_ok=True)
         with _Lock(models / f"{entry.name}.lock", on_progress):
             fault = find_fault(folder, _origin(entry), deep=deep)
@@ -135,9 +135,16 @@ def _fetch(entry: CatalogueEntry, work: Path, on_progress: Progress) -> Path:
 
 
 def _convert_gguf(gguf_path: Path, folder: Path) -> None:
+    # Here and not above: a cached model is found without paying for the import of torch.
     from saguaro_core.models.gguf import convert_gguf
 
-    convert_gguf(gguf_path, folder)
+    try:
+        convert_gguf(gguf_path, folder)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(
+            f"{gguf_path.name} could not be converted: {error}. Free some memory (1.5 GB) and start again, and check "
+            "that the installed versions are the ones in constraints.txt."
+        ) from error
 
 
 class _TerminalProgress:

@@ -30,6 +30,8 @@ from saguaro_core.models.wheel import sha256_of
 
 DeviceMap = str | dict[str, Any]
 
+_SPREAD = "cuda"
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
@@ -180,7 +182,8 @@ def _load_model(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.location,
             config=config,
-            dtype=dtype or _preferred_dtype(device, config.get_text_config(decoder=True).dtype),
+            dtype=dtype
+            or _preferred_dtype(device if device_map is None else _SPREAD, config.get_text_config(decoder=True).dtype),
             device_map=device_map,
             output_loading_info=True,
         )
