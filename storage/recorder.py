@@ -68,7 +68,8 @@ class Recorder:
         self._pending: deque[Command] = deque()
         self._open: dict[str, _OpenRun] = {}
         self._results = SaveResults()
-        self._num_queued = self._num_done = self._num_lost = 0
+        # The first thing to be done is to mark the runs of dead processes.
+        self._num_queued, self._num_done, self._num_lost = 1, 0, 0
         self._waiting: str | None = None
         self._is_closing = self._must_end = self._has_given_up = False
         self._prepare()
@@ -217,6 +218,10 @@ class Recorder:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        self._store([])
+        with self._changed:
+            self._num_done += 1
+            self._changed.notify_all()
         while batch := self._next_batch():
             self._store(batch)
         self._writer.close()

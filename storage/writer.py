@@ -29,6 +29,7 @@ _ROW_ERRORS = (
     TypeError,
     OverflowError,
     AttributeError,
+    KeyError,
 )
 
 
@@ -96,7 +97,11 @@ class LogWriter:
             self._file_id = _file_id(self._path)
         if not self._has_recovered:
             self._ownership.acquire()
-            interrupt_dead_runs(self._db, self._path, self._ownership.owner)
+            try:
+                interrupt_dead_runs(self._db, self._path, self._ownership.owner)
+            except _ROW_ERRORS:
+                # An old run that cannot be read must not keep new ones from being stored.
+                logger.exception("Runs of an earlier start could not be marked as interrupted")
             sweep(self._path)
             self._has_recovered = True
         return self._db

@@ -34,7 +34,10 @@ from saguaro_core.events import (
 from saguaro_core.run_figures import RunFigures
 from storage import LogReader, Recorder, RecorderLimits
 
-MARKUP = "Reply: <b>x</b> <think>y</think> <hello> if a<b && c>d <style>*{}</style> ```py\n$x_1$ \r\n\t \"q\" 's' %s {0} \0 日本 🙂"
+MARKUP = (
+    "<b>x</b> <think>y</think> <hello> if a<b && c>d <style>*{}</style> ```py\n$x_1$ "
+    "\r\n\t \"q\" 's' %s {0} &lt; \0 日本 🙂"
+)
 
 
 def test_run_is_read_back_as_it_was_emitted(tmp_path: Path) -> None:
@@ -80,8 +83,11 @@ probabilities = st.none() | st.floats(0, 1)
 ids = st.integers(0, 2**31)
 
 
+RowEvent = TokenEvent | RoundEvent | SpanEvent | Notice
+
+
 @st.composite
-def run_events(draw: st.DrawFn) -> list[TokenEvent | RoundEvent | SpanEvent | Notice]:
+def run_events(draw: st.DrawFn) -> list[RowEvent]:
     tokens = [
         TokenEvent(
             run_id="r",
@@ -135,14 +141,15 @@ def run_events(draw: st.DrawFn) -> list[TokenEvent | RoundEvent | SpanEvent | No
         )
     )
     notices = draw(st.lists(st.builds(Notice, run_id=st.just("r"), message=texts, time=numbers), max_size=2))
-    return draw(st.permutations([*spans, *notices])) + [*tokens, *rounds]
+    unordered: list[RowEvent] = draw(st.permutations([*spans, *notices]))
+    return [*unordered, *tokens, *rounds]
 
 
 @settings(derandomize=True, max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(events=run_events(), answer=texts, prompt=texts.filter(str.strip))
 def test_rows_in_are_rows_out(
     tmp_path_factory: pytest.TempPathFactory,
-    events: list[TokenEvent | RoundEvent | SpanEvent | Notice],
+    events: list[RowEvent],
     answer: str,
     prompt: str,
 ) -> None:
@@ -305,8 +312,8 @@ def test_twelve_runs_from_twelve_threads_are_each_stored_once_while_a_reader_pol
 
 def test_row_that_is_refused_is_shown_and_leaves_its_neighbours(tmp_path: Path) -> None:
     events = make_events("r")
-    events[6] = replace(events[6], token_id="no number")  # type: ignore[call-arg]
     assert isinstance(events[6], TokenEvent)
+    events[6] = replace(events[6], token_id="no number")  # type: ignore[arg-type]
     with Recorder(tmp_path / "log.db") as recorder:
         start(recorder, "c", ["r"], make_request())
         record_all(recorder, events)
