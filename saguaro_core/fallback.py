@@ -71,10 +71,11 @@ class _Mean:
 
 @dataclass(slots=True)
 class FallbackChooser:
-    """Follows the request's policy; `auto` takes the backup that Theorem 17's speed favours at batch 1, from this run's own times.
+    """Follows the request's policy; `auto` takes the backup that Theorem 17's speed favours at batch 1, from this
+    run's own times.
 
-    Tokens per round after a hit, after a neural and after a fast fallback, the hit rate, and both durations start from priors
-    worth four rounds.
+    Tokens per round after a hit, after a neural and after a fast fallback, the hit rate, and both durations start
+    from priors worth four rounds.
     """
 
     policy: FallbackPolicy

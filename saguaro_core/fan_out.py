@@ -1,7 +1,8 @@
 """The shape of the speculation cache: how many bonus tokens F_k to prepare for each acceptance length k.
 
-Theorem 12 of arXiv 2603.03251: if a token is accepted with probability a and the miss rate at one position falls as F^-r,
-the best F_k under a budget B is proportional to P(k)^(1/(1+r)), P(k) being the probability of acceptance length k.
+Theorem 12 of arXiv 2603.03251: if a token is accepted with probability a and the miss rate at one position falls as
+F^-r, the best F_k under a budget B is proportional to P(k)^(1/(1+r)), P(k) being the probability of acceptance length
+k.
 """
 
 import math
@@ -30,7 +31,9 @@ def geometric_fan_out(lookahead: int, budget: int, acceptance: float, power_law_
 
 
 def round_to_budget(weights: list[float], budget: int) -> tuple[int, ...]:
-    """Whole numbers proportional to the weights that sum to the budget exactly (largest remainders, earlier k first)."""
+    """Whole numbers proportional to the weights that sum to the budget exactly (largest remainders, earlier k
+    first).
+    """
     total = sum(weights)
     exact = [weight / total * budget for weight in weights]
     counts = [math.floor(x) for x in exact]
@@ -44,8 +47,9 @@ def round_to_budget(weights: list[float], budget: int) -> tuple[int, ...]:
 class OutcomeEstimate:
     """Online estimates of a and r for one cache state, each with a prior worth a few rounds.
 
-    a is a Beta posterior mean. r is the maximum-likelihood exponent of P(rank > F) = (F + 1)^-r under a Gamma prior, from the ranks that
-    the real bonus tokens had among the draft's candidates; a rank beyond those kept counts as censored there.
+    a is a Beta posterior mean. r is the maximum-likelihood exponent of P(rank > F) = (F + 1)^-r under a Gamma prior,
+    from the ranks that the real bonus tokens had among the draft's candidates; a rank beyond those kept counts as
+    censored there.
     """
 
     accepted: float = 4.0
@@ -64,7 +68,9 @@ class OutcomeEstimate:
         return self.num_ranked / self.log_ranks
 
     def observe(self, drafted: int, accepted: int, rank: int | None, num_kept: int) -> None:
-        """Count one round; `rank` is the bonus token's 1-based place among the `num_kept` candidates, None if beyond."""
+        """Count one round; `rank` is the bonus token's 1-based place among the `num_kept` candidates, None if
+        beyond.
+        """
         self.accepted += accepted
         self.rejected += accepted < drafted
         if rank is not None:

@@ -1,8 +1,8 @@
 """Processed distributions, and the randomness that samples from them.
 
 Target and draft pass their logits through the same `process_logits`; the sampler and the verifier use its result, so
-there is one definition of p and one of q. All randomness comes from Philox counters keyed by (seed, stream, position): nothing is
-stateful, so every process, device and mode draws the same numbers for the same position.
+there is one definition of p and one of q. All randomness comes from Philox counters keyed by (seed, stream,
+position): nothing is stateful, so every process, device and mode draws the same numbers for the same position.
 """
 
 from collections import OrderedDict
@@ -95,7 +95,10 @@ def uniforms(seed: int, stream: Stream, position: int, count: int, lane: int = 0
 class GumbelNoise:
     """The shared noise g_n of one seed: a Gumbel vector [V] per absolute position n (arXiv 2408.07978).
 
-    Made on the CPU in float64 and rounded once to float32, so that both processes hold equal rows whatever their device.
+    The value of a token depends on (seed, n, token) alone, not on V.
+
+    Made on the CPU in float64 and rounded once to float32, so that both processes hold equal rows whatever their
+    device.
     """
 
     def __init__(
@@ -106,7 +109,9 @@ class GumbelNoise:
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
 
     def row(self, position: int) -> Tensor:
-        """g at one position: [V], or [len(token_ids)] for a trimmed head. Rows are kept until newer ones replace them."""
+        """g at one position: [V], or [len(token_ids)] for a trimmed head. Rows are kept until newer ones replace
+        them.
+        """
         row = self._rows.get(position)
         if row is None:
             row = self._rows[position] = self._make(position)
@@ -144,7 +149,9 @@ def sample(weights: Tensor, draws: np.ndarray) -> list[int]:
 
 
 def saguaro_weights(q: Tensor, num_cached: int, c: float) -> Tensor:
-    """Saguaro's q' (Definition 14): the `num_cached` best tokens of q [..., V] weigh C times as much; normalised again."""
+    """Saguaro's q' (Definition 14): the `num_cached` best tokens of q [..., V] weigh C times as much; normalised
+    again.
+    """
     if c == 1.0 or num_cached <= 0:
         return q
     best = q.topk(min(num_cached, q.shape[-1]), dim=-1).indices

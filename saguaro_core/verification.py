@@ -44,8 +44,8 @@ class DraftDistributions:
 def verify_coupled(scores: Tensor, noise: Tensor | None, drafted: list[int]) -> Outcome:
     """Shared-noise rule (Daliri, Musco, Suresh, arXiv 2408.07978); with noise None the greedy rule of temperature 0.
 
-    scores and noise: [1 + K, V]. The target's token at each position is argmax(score + noise), an exact sample of p; drafted
-    tokens stand while they equal it, and t* is the target's token at the first difference.
+    scores and noise: [1 + K, V]. The target's token at each position is argmax(score + noise), an exact sample of p;
+    drafted tokens stand while they equal it, and t* is the target's token at the first difference.
     """
     own = (scores if noise is None else scores + noise).argmax(-1).tolist()
     accepted = 0
@@ -59,9 +59,10 @@ def verify_rejection(
 ) -> Outcome:
     """Rejection sampling (Leviathan 2023, Chen 2023) on processed distributions.
 
-    p: [1 + K, V]; q: [K, V], or None for a deterministic proposal (q = 1 on each drafted token). x_i stands with probability
-    min(1, p/q); at the first rejection t* is drawn from norm(max(p - q, 0)), after K acceptances from p. The uniforms, one
-    of each kind per position, must be independent of each other and of whatever drew the drafted tokens.
+    p: [1 + K, V]; q: [K, V], or None for a deterministic proposal (q = 1 on each drafted token). x_i stands with
+    probability min(1, p/q); at the first rejection t* is drawn from norm(max(p - q, 0)), after K acceptances from p.
+    The uniforms, one of each kind per position, must be independent of each other and of whatever drew the drafted
+    tokens.
     """
     for i, token in enumerate(drafted):
         p_token = float(p[i, token])

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,8 +28,8 @@ ALL_PASSES = 10_000
 class LetterTokenizer:
     """Token i reads as one letter."""
 
-    all_special_ids: list[int] = []
-    added_tokens_decoder: dict[int, Any] = {}
+    all_special_ids: ClassVar[list[int]] = []
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {}
 
     def convert_ids_to_tokens(self, ids: int) -> str:
         return chr(ord("a") + ids % 26)
@@ -39,7 +39,9 @@ class LetterTokenizer:
 
 
 class LocalDraft:
-    """A draft process without the process; `passes(round)` says how many build steps it gets before the outcome arrives."""
+    """A draft process without the process; `passes(round)` says how many build steps it gets before the outcome
+    arrives.
+    """
 
     def __init__(self, speculator: Speculator, passes: Callable[[int], int] = lambda number: ALL_PASSES) -> None:
         self.speculator, self.passes = speculator, passes
@@ -150,7 +152,7 @@ class LocalEngine:
             return NoDraft()
         assert self.draft is not None
         token_ids = None if self.draft_token_ids is None else torch.tensor(self.draft_token_ids)
-        local = LocalDraft(Speculator(self.draft, token_ids, self.target.vocabulary_size), self.passes)
+        local = LocalDraft(Speculator(self.draft, token_ids), self.passes)
         begin = Begin(
             epoch=self.epoch,
             mode=request.mode,

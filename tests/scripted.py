@@ -1,7 +1,7 @@
 """Tiny models with scripted distributions, and engines in one process around them.
 
-ScriptedRunner stands where a transformer would: it keeps the token and position written to every slot, and its logits depend
-on the visible tokens before each query, so a wrong mask, slot, position or move changes what it says.
+ScriptedRunner stands where a transformer would: it keeps the token and position written to every slot, and its logits
+depend on the visible tokens before each query, so a wrong mask, slot, position or move changes what it says.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,9 @@ Table = Callable[[tuple[int, ...]], Sequence[float]]
 
 @dataclass
 class ScriptedRunner:
-    """A Runner whose logits for the next token are `table(history)`, history being the visible tokens in order of position."""
+    """A Runner whose logits for the next token are `table(history)`, history being the visible tokens in order of
+    position.
+    """
 
     table: Table
     vocabulary_size: int
@@ -75,6 +77,4 @@ def hashed(vocabulary_size: int, sharpness: float, salt: int, order: int = 3) ->
 
 def mixed(first: Table, second: Table, share: float) -> Table:
     """A table between two others: a draft that agrees with its target now and then."""
-    return lambda history: [
-        (1 - share) * a + share * b for a, b in zip(first(history), second(history), strict=True)
-    ]
+    return lambda history: [(1 - share) * a + share * b for a, b in zip(first(history), second(history), strict=True)]

@@ -1,7 +1,7 @@
 """The one decoding loop. Its modes differ only in the source of candidates.
 
-A round: take a proposal, run the target over 1 + K tokens, decide the outcome, tell the source at once (so that a prepared
-speculation travels while we do our bookkeeping), then commit and report.
+A round: take a proposal, run the target over 1 + K tokens, decide the outcome, tell the source at once (so that a
+prepared speculation travels while we do our bookkeeping), then commit and report.
 """
 
 import logging
@@ -113,6 +113,5 @@ class DecodingLoop:
             return call()
         except DraftUnavailable as error:
             self.reporter.notice(f"The draft was lost: {error} The answer goes on without it.")
-            self.reporter.draft_spans(self.source.end())
             self.source = NoDraft()
             return None

@@ -18,7 +18,9 @@ from saguaro_core.verification import DraftDistributions, Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Tokens to verify in one round. `distributions` is None for deterministic proposals and where the rule needs none."""
+    """Tokens to verify in one round. `distributions` is None for deterministic proposals and where the rule needs
+    none.
+    """
 
     token_ids: list[int]
     origin: Origin = "draft"
@@ -87,7 +89,8 @@ class NoDraft(CandidateSource):
 class DraftSource(CandidateSource):
     """SD and SSD: the draft process behind a pair of functions.
 
-    exchange(message) sends; receive(seconds) returns the next message or None. Both raise DraftUnavailable when the process is gone.
+    exchange(message) sends; receive(seconds) returns the next message or None. Both raise DraftUnavailable when the
+    process is gone.
     """
 
     def __init__(

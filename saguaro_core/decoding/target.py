@@ -15,7 +15,8 @@ from saguaro_core.verification import Outcome, verify_coupled, verify_rejection
 class TargetSession:
     """The trunk of one sequence in the target's cache: token i of the context lives in slot i.
 
-    `num_cached` counts the valid slots; what a verification wrote beyond the accepted tokens is forgotten by lowering it.
+    `num_cached` counts the valid slots; what a verification wrote beyond the accepted tokens is forgotten by lowering
+    it.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -73,7 +74,9 @@ class Verifier:
         return verify_rejection(p, dense, drafted, accept, bonus)
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
-        """log p [m, V] at the run's temperature (1 for a greedy run), before top-k and top-p: what is shown, not drawn from."""
+        """log p [m, V] at the run's temperature (1 for a greedy run), before top-k and top-p: what is shown, not
+        drawn from.
+        """
         temperature = 1.0 if self.processing.is_greedy else self.processing.temperature
         return (logits / temperature).log_softmax(-1)
 

@@ -1,9 +1,10 @@
 """Starting and ending a child process that lives no longer than its parent.
 
-The child gets its link address as one line on its standard input, which then stays open as a lifeline: when it closes, because
-the parent closed it or died in whatever way, the child ends itself.
+The child gets its link address as one line on its standard input, which then stays open as a lifeline: when it
+closes, because the parent closed it or died in whatever way, the child ends itself.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -78,21 +79,32 @@ class Child:
 
     def _close_lifeline(self) -> None:
         if self.process.stdin is not None:
-            try:
+            with contextlib.suppress(BrokenPipeError):  # The other end may be gone already.
                 self.process.stdin.close()
-            except BrokenPipeError:
-                pass  # The other end is gone already.
 
 
 def connect_to_parent() -> Link:
     """In a child: the link to the parent. From here on the process dies with its parent and leaves Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lifeline = sys.stdin.buffer
-    link = Link.connect(msgspec.json.decode(lifeline.readline(), type=LinkAddress))
+    lifeline = sys.stdin.fileno()
+    link = Link.connect(msgspec.json.decode(_read_line(lifeline), type=LinkAddress))
 
     def watch() -> None:
-        lifeline.read()
+        # Straight from the descriptor: a thread blocked in a buffered reader would hold its lock at interpreter
+        # shutdown.
+        while os.read(lifeline, 1024):
+            pass
         signal.raise_signal(signal.SIGTERM) if sys.platform == "win32" else os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
     return link
+
+
+def _read_line(descriptor: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(descriptor, 1)
+        if not byte:
+            raise SystemExit("no link address came on standard input: this module is started by the engine.")
+        line += byte
+    return line

@@ -1,7 +1,7 @@
 """One end of a message link between two processes: ZeroMQ, one peer, typed messages, every wait bounded.
 
-On one machine the link is a socket file in a private folder; where that is missing, and between machines, it is TCP encrypted
-with CURVE, whose server key only the peer is told (on its standard input).
+On one machine the link is a socket file in a private folder; where that is missing, and between machines, it is TCP
+encrypted with CURVE, whose server key only the peer is told (on its standard input).
 """
 
 import shutil
@@ -35,7 +35,9 @@ class Link:
 
     @classmethod
     def listen(cls, *, tcp_host: str | None = None) -> Self:
-        """Open the listening end on a fresh address: a socket file, or TCP on `tcp_host` (loopback where there are no socket files)."""
+        """Open the listening end on a fresh address: a socket file, or TCP on `tcp_host` (loopback where there are
+        no socket files).
+        """
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         socket.linger = _LINGER_MS
         if tcp_host is None and zmq.has("ipc"):

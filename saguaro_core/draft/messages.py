@@ -27,12 +27,12 @@ from saguaro_core.status import EngineStatus, ModelInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadDraft:
-    """Engine to draft: load this model. `target_path` is where the target's own embedding and tokenizer can be read."""
+    """Engine to draft: load this model for that target; `cores` are the draft's own when its device is the CPU."""
 
     draft: str
     target: str
     device: str
-    vocabulary_size: int
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +98,9 @@ class DraftSpan:
 class Speculation:
     """Draft to engine: the tokens to verify in `round_index`, and how they were found.
 
-    q holds the draft's probability of each token. `distributions` are float32 [len(token_ids), num_columns], row-major, for rejection
-    sampling of drawn tokens, else empty. `prepared` are the cache's outcomes as (k, bonus tokens). `exhausted`
-    says that the draft's context is full and no speculation will come any more.
+    q holds the draft's probability of each token. `distributions` are float32 [len(token_ids), num_columns], row-
+    major, for rejection sampling of drawn tokens, else empty. `prepared` are the cache's outcomes as (k, bonus
+    tokens). `exhausted` says that the draft's context is full and no speculation will come any more.
     """
 
     epoch: int

@@ -1,6 +1,7 @@
 """Turns draft logits into drafted tokens, and into the ranking that predicts bonus tokens.
 
-Under shared noise both come from log q_n + g_n; under rejection sampling tokens are drawn from q' and candidates are ranked by q.
+Under shared noise both come from log q_n + g_n; under rejection sampling tokens are drawn from q' and candidates are
+ranked by q.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ _FILTERED_PENALTY = 1e4
 class Draws:
     """What one forward of m rows gave, n being the columns of the draft's head.
 
-    columns: the chosen column of each row. logits, rank_scores: [m, n]. q: [m, n] as drawn from, None for a deterministic choice.
+    columns: the chosen column of each row. logits, rank_scores: [m, n]. q: [m, n] as drawn from, None for a
+    deterministic choice.
     """
 
     columns: list[int]
@@ -29,14 +31,15 @@ class Draws:
 
 
 class Proposer:
-    """Draws tokens for one request. `num_columns` is the draft head's width, `token_ids` its map to target ids (None: identity)."""
+    """Draws tokens for one request. `num_columns` is the draft head's width, `token_ids` its map to target ids
+    (None: identity).
+    """
 
     def __init__(
         self,
         sampling: SamplingParams,
         speculation: SpeculationConfig,
         *,
-        vocabulary_size: int,
         num_columns: int,
         token_ids: Tensor | None,
         device: torch.device | str = "cpu",
@@ -48,16 +51,17 @@ class Proposer:
         self._is_rejection = speculation.rule == "rejection" and not self.processing.is_greedy
         self._noise: GumbelNoise | None = None
         if not self.processing.is_greedy and not self._is_rejection:
-            columns = torch.arange(num_columns) if token_ids is None else token_ids
-            self._noise = GumbelNoise(sampling.seed, vocabulary_size, device, columns)
+            # A row's numbers do not depend on its length, so the draft need not know how long the target's rows are.
+            size = num_columns if token_ids is None else int(token_ids.max()) + 1
+            self._noise = GumbelNoise(sampling.seed, size, device, token_ids)
         self.target_ids: list[int] = list(range(num_columns)) if token_ids is None else token_ids.tolist()
         self.column_of: dict[int, int] = {token: column for column, token in enumerate(self.target_ids)}
 
     def draw(self, logits: Tensor, positions: list[int], round_index: int, lane: int, num_cached: int) -> Draws:
         """Choose a token for each row of logits [m, n].
 
-        positions: the absolute position that each row predicts. (round_index, lane) names this forward within the request:
-        no two forwards may share it. num_cached: F of the position in the coming cache, for Saguaro's q'.
+        positions: the absolute position that each row predicts. (round_index, lane) names this forward within the
+        request: no two forwards may share it. num_cached: F of the position in the coming cache, for Saguaro's q'.
         """
         scores = process_logits(logits, self.processing)
         rank_scores = self._rank_scores(logits, scores, positions)
@@ -92,7 +96,9 @@ class Proposer:
         return [token for token, _ in zip(allowed, range(count), strict=False)]
 
     def rank(self, rank_scores: Tensor, token_id: int, drafted: int | None) -> int | None:
-        """1-based place of a target id among the candidates (the drafted token is not one); None if the head lacks it."""
+        """1-based place of a target id among the candidates (the drafted token is not one); None if the head lacks
+        it.
+        """
         column = self.column_of.get(token_id)
         if column is None:
             return None

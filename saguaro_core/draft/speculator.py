@@ -1,7 +1,8 @@
 """The draft's side of decoding as pure logic: it answers outcomes with speculations and builds the cache in between.
 
-It knows no process and no link: a test can drive it by hand, a process polls its link between two forwards. Trunk tokens live in
-cache slots equal to their positions; branch b at depth d lives in slot len(trunk) + d * B + b until a hit moves it into the trunk.
+It knows no process and no link: a test can drive it by hand, a process polls its link between two forwards. Trunk
+tokens live in cache slots equal to their positions; branch b at depth d lives in slot len(trunk) + d * B + b until a
+hit moves it into the trunk.
 """
 
 import time
@@ -60,7 +61,9 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class _Unranked:
-    """A finished round whose bonus token has not been ranked yet; `drafted_there` was drafted in the bonus token's place."""
+    """A finished round whose bonus token has not been ranked yet; `drafted_there` was drafted in the bonus token's
+    place.
+    """
 
     state: CacheState
     num_drafted: int
@@ -76,12 +79,10 @@ class Speculator:
         self,
         runner: Runner,
         token_ids: Tensor | None = None,
-        vocabulary_size: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         device: torch.device | str = "cpu",
     ) -> None:
         self.runner, self.token_ids, self.clock, self.device = runner, token_ids, clock, device
-        self.vocabulary_size = vocabulary_size or runner.vocabulary_size
         self.spans: list[DraftSpan] = []
         self.context: list[int] = []
         self.is_building = False
@@ -94,7 +95,6 @@ class Speculator:
         self.proposer = Proposer(
             request.sampling,
             request.speculation,
-            vocabulary_size=self.vocabulary_size,
             num_columns=self.runner.vocabulary_size,
             token_ids=self.token_ids,
             device=self.device,
@@ -234,7 +234,8 @@ class Speculator:
         fan_out = self.planner.shape(num_drafted, drafted.state)
         outcomes = []
         for k, (count, rank_scores) in enumerate(zip(fan_out, drafted.rank_scores, strict=True)):
-            # After a rejection the bonus cannot be the rejected token; after an end-of-turn token there is no next round.
+            # After a rejection the bonus cannot be the rejected token; after an end-of-turn token there is no next
+            # round.
             excluded = self.eos | set(drafted.token_ids[k : k + 1])
             outcomes += [Outcome(k, token) for token in self.proposer.candidates(rank_scores, count, excluded)]
         passes = min(self.request.speculation.lookahead, context_length - trunk_length)

@@ -1,7 +1,7 @@
 """A key-value cache addressed by slots: fixed buffers, written at given slot numbers, forgotten by not looking.
 
-A slot is a row of the buffer. The runner says before each forward which slots the new tokens take and how many
-slots are in use; nothing is ever cropped. Rolling back means using fewer slots; promoting a prepared branch means copying
+A slot is a row of the buffer. The runner says before each forward which slots the new tokens take and how many slots
+are in use; nothing is ever cropped. Rolling back means using fewer slots; promoting a prepared branch means copying
 its rows over the trunk's next slots.
 """
 
@@ -16,7 +16,9 @@ SLOT_BLOCK = 256
 
 @dataclass(slots=True)
 class SlotPlan:
-    """Where the next forward writes: `slots` [b, n]; `used` slots are visible; `first` is set when slots are consecutive."""
+    """Where the next forward writes: `slots` [b, n]; `used` slots are visible; `first` is set when slots are
+    consecutive.
+    """
 
     slots: Tensor
     used: int

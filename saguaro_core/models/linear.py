@@ -1,7 +1,7 @@
 """CPU modules for half-precision weights: prepacked linears, fp32-valued embeddings, fused norms.
 
-On x86, fbgemm multiplies fp32 activations with fp16 weights packed once at load; a forward of a few rows then reads half the
-bytes that float32 would. Where fbgemm is missing plain float32 linears serve.
+On x86, fbgemm multiplies fp32 activations with fp16 weights packed once at load; a forward of a few rows then reads
+half the bytes that float32 would. Where fbgemm is missing plain float32 linears serve.
 """
 
 import torch

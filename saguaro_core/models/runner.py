@@ -1,7 +1,8 @@
 """Runs one causal language model over a slotted cache: the only place where a forward happens.
 
-A forward takes a ForwardBatch: n tokens for each of b rows, their positions (for rotary embeddings), the cache slots that
-their keys and values take, and what each of them may see. Prefill, verification, draft steps and branch steps are all this one call.
+A forward takes a ForwardBatch: n tokens for each of b rows, their positions (for rotary embeddings), the cache slots
+that their keys and values take, and what each of them may see. Prefill, verification, draft steps and branch steps
+are all this one call.
 """
 
 from dataclasses import dataclass
@@ -13,16 +14,17 @@ from transformers import PreTrainedModel
 
 from saguaro_core.errors import ModelError
 from saguaro_core.models.attention import ATTENTION_NAME, fold_mask, num_query_groups, register_attention
-from saguaro_core.models.kv_cache import SlottedCache, SlotPlan
+from saguaro_core.models.kv_cache import SlotPlan, SlottedCache
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """Inputs of one forward.
 
-    token_ids, positions, slots: int64 [b, n]. used: slots in use after this forward. visible: bool [b, n, used], or None when every
-    query may see every used slot. num_logits: how many of the last tokens get logits (0: none, the cache is filled only).
-    first: the first slot when the slots of every row are the consecutive ones from it, else None.
+    token_ids, positions, slots: int64 [b, n]. used: slots in use after this forward. visible: bool [b, n, used], or
+    None when every query may see every used slot. num_logits: how many of the last tokens get logits (0: none, the
+    cache is filled only). first: the first slot when the slots of every row are the consecutive ones from it, else
+    None.
     """
 
     token_ids: Tensor
@@ -60,7 +62,9 @@ class Runner(Protocol):
 class ModelRunner:
     """A Runner over a transformers model whose attention is the slotted one."""
 
-    def __init__(self, model: PreTrainedModel, *, vocabulary_size: int, context_length: int, device: torch.device) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, vocabulary_size: int, context_length: int, device: torch.device
+    ) -> None:
         register_attention()
         model.set_attn_implementation(ATTENTION_NAME)
         self.model = model

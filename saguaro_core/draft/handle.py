@@ -1,0 +1,112 @@
+"""The engine's hold on the draft process: start, load, exchange messages, notice its end, start it again."""
+
+import logging
+import time
+
+import torch
+
+from saguaro_core.draft.child import Child
+from saguaro_core.draft.messages import DraftFailed, DraftLoaded, LoadDraft, Message
+from saguaro_core.errors import DraftUnavailable
+from saguaro_core.status import ModelInfo
+
+logger = logging.getLogger(__name__)
+
+MODULE = "saguaro_core.draft.process"
+
+
+class DraftHandle:
+    """Owns one draft process at a time. Not thread-safe."""
+
+    def __init__(self, load: LoadDraft, load_timeout: float) -> None:
+        self._load, self._load_timeout = load, load_timeout
+        self._child: Child | None = None
+        self._load_deadline = 0.0
+        self.info: ModelInfo | None = None
+        self.token_ids: torch.Tensor | None = None
+        self.num_columns = 0
+        self.error: str | None = None
+        self.epoch = 0
+
+    def start(self) -> None:
+        """Start the process and let it load while the caller does other things."""
+        self.close()
+        self.info, self.error = None, None
+        self._child = Child.spawn(MODULE)
+        self._child.link.send(self._load)
+        self._load_deadline = time.monotonic() + self._load_timeout
+
+    def wait_loaded(self) -> None:
+        """Wait until the draft can serve. Raises DraftUnavailable with the reason, which `error` keeps."""
+        if self.info is not None:
+            return
+        if self.error is not None:
+            raise DraftUnavailable(self.error)
+        try:
+            self._take(self._await_load())
+        except DraftUnavailable as error:
+            self.error = str(error)
+            raise
+
+    def _await_load(self) -> Message:
+        while time.monotonic() < self._load_deadline:
+            message = self.receive(0.2)
+            if isinstance(message, (DraftLoaded, DraftFailed)):
+                return message
+        raise DraftUnavailable(f"the draft did not load within {self._load_timeout:g} s.")
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, DraftFailed):
+            raise DraftUnavailable(message.message)
+        assert isinstance(message, DraftLoaded)
+        self.info, self.num_columns = message.info, message.num_columns
+        self.token_ids = torch.tensor(message.token_ids) if message.token_ids else None
+
+    def send(self, message: Message) -> None:
+        """Queue a message. Raises DraftUnavailable when the process has ended."""
+        self._living().link.send(message)
+
+    def receive(self, timeout: float) -> Message | None:
+        """The next message or None. Raises DraftUnavailable when the process has ended and left nothing to read."""
+        if self._child is None:
+            raise DraftUnavailable("the draft process is not running.")
+        message = self._child.link.receive(timeout)
+        if message is None:
+            self._living()
+        return message
+
+    def _living(self) -> Child:
+        if self._child is None:
+            raise DraftUnavailable("the draft process is not running.")
+        if not self._child.is_alive:
+            raise DraftUnavailable(f"the draft process {self._child.describe_end()}.")
+        return self._child
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id while it runs."""
+        return self._child.process.pid if self._child is not None and self._child.is_alive else None
+
+    def next_epoch(self) -> int:
+        """A number for a new request: answers that carry another one are old."""
+        self.epoch += 1
+        return self.epoch
+
+    def recover(self, was_lost: bool) -> None:
+        """After a run: if the draft was lost (dead, hung or confused), end what is left of it and start a new one."""
+        is_gone = self.info is not None and self.pid is None
+        if was_lost or is_gone:
+            logger.warning("the draft process is started again")
+            self._kill()
+            self.start()
+
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None

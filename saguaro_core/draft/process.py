@@ -1,0 +1,107 @@
+"""The draft process: loads the draft, answers outcomes at once, builds the cache while nothing is asked.
+
+Run by the engine as `python -m saguaro_core.draft.process`; not for hand use.
+"""
+
+import logging
+
+import torch
+
+from saguaro_core.draft.child import connect_to_parent
+from saguaro_core.draft.link import Link
+from saguaro_core.draft.messages import (
+    Begin,
+    DraftFailed,
+    DraftLoaded,
+    End,
+    Ended,
+    LoadDraft,
+    Message,
+    Shutdown,
+    Verified,
+)
+from saguaro_core.draft.speculator import Speculator
+from saguaro_core.errors import SaguaroError
+from saguaro_core.models.build import build_draft
+from saguaro_core.models.placement import DevicePlan, occupy
+from saguaro_core.verification import Outcome
+
+logger = logging.getLogger(__name__)
+
+_IDLE_POLL_SECONDS = 60.0
+
+
+class DraftServer:
+    """Serves one engine until it says Shutdown. A request that fails is reported and does not end the process."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.speculator: Speculator | None = None
+        self.epoch: int | None = None
+
+    def run(self) -> None:
+        """Between two forwards look for a message; without work wait for one."""
+        while True:
+            has_work = self.speculator is not None and self.speculator.is_building
+            message = self.link.receive(0.0 if has_work else _IDLE_POLL_SECONDS)
+            if isinstance(message, Shutdown):
+                return
+            try:
+                if message is not None:
+                    self._handle(message)
+                elif has_work and self.speculator is not None:
+                    self.speculator.build_step()
+            except Exception as error:  # The engine must hear of it, whatever it is.
+                self._fail(error)
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, LoadDraft):
+            self._load(message)
+            return
+        speculator = self.speculator
+        if speculator is None:
+            raise SaguaroError("no draft is loaded.")
+        match message:
+            case Begin():
+                self.epoch = message.epoch
+                self.link.send(speculator.begin(message))
+            case Verified() if message.epoch == self.epoch:
+                outcome = Outcome(message.accepted, message.bonus_token_id)
+                self.link.send(speculator.verified(message.round_index, outcome, message.lookahead))
+            case End():
+                spans = speculator.end() if message.epoch == self.epoch else ()
+                self.epoch = None
+                self.link.send(Ended(epoch=message.epoch, spans=spans))
+            case _:
+                logger.info("ignored %s of another epoch", type(message).__name__)
+
+    def _load(self, message: LoadDraft) -> None:
+        plan = DevicePlan((message.device,), message.cores)
+        occupy(plan)
+        draft = build_draft(message.draft, target_name=message.target, plan=plan)
+        self.speculator = Speculator(draft.runner, draft.token_ids, device=torch.device(message.device))
+        token_ids = () if draft.token_ids is None else tuple(draft.token_ids.tolist())
+        self.link.send(DraftLoaded(info=draft.info, token_ids=token_ids, num_columns=draft.runner.vocabulary_size))
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, SaguaroError):
+            logger.exception("the draft failed")
+        text = str(error) if isinstance(error, SaguaroError) else f"{type(error).__name__}: {error}"
+        epoch, self.epoch = self.epoch, None
+        if self.speculator is not None:
+            self.speculator.end()
+        self.link.send(DraftFailed(message=text, epoch=epoch))
+
+
+def main() -> None:
+    """Serve the parent process."""
+    logging.basicConfig(level=logging.WARNING, format="draft: %(levelname)s %(name)s: %(message)s")
+    link = connect_to_parent()
+    try:
+        DraftServer(link).run()
+    finally:
+        link.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""The engine as the app sees it: a client of the engine process. Nothing here imports torch.
+
+One thread owns the link: it delivers events in order and watches the process. If the process dies, every open run
+still gets its RunFinished with what was said so far, and the process is started again.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from saguaro_core.config import EngineConfig, GenerationRequest
+from saguaro_core.draft.child import Child
+from saguaro_core.draft.messages import Configure, Message, Shutdown, Stop, Submit, encode
+from saguaro_core.errors import EngineUnavailable, ModelError
+from saguaro_core.events import Event, RunFinished, TokenEvent
+from saguaro_core.figures import FiguresAccumulator
+from saguaro_core.status import EngineInfo, EngineStatus
+
+logger = logging.getLogger(__name__)
+
+MODULE = "saguaro_core.server"
+_POLL_MS = 200
+_MOST_RESTARTS = 3
+
+StatusListener = Callable[[EngineStatus], None]
+EventListener = Callable[[Event], None]
+
+
+@dataclass(slots=True)
+class _OpenRun:
+    """A run that has not ended, and what is needed to end it if the engine process cannot."""
+
+    listener: EventListener
+    figures: FiguresAccumulator
+    token_ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    last_time: float = 0.0
+
+    def take(self, event: Event) -> None:
+        self.figures.add(event)
+        if isinstance(event, TokenEvent):
+            self.token_ids.append(event.token_id)
+            self.text.append(event.text)
+            self.last_time = event.time
+
+    def broken(self, run_id: str, error: str) -> RunFinished:
+        return RunFinished(
+            run_id=run_id,
+            status="failed",
+            stop_reason="error",
+            time=self.last_time,
+            text="".join(self.text),
+            token_ids=tuple(self.token_ids),
+            figures=self.figures.figures(self.last_time),
+            error=error,
+        )
+
+
+class Engine:
+    """Client of the engine process; thread-safe. Use it as a context manager, or call start and close."""
+
+    def __init__(self, config: EngineConfig, *, on_status: StatusListener | None = None) -> None:
+        self.config = config
+        self._on_status = on_status
+        self._status = EngineStatus(state="starting", message="Starting")
+        self._changed = threading.Condition()
+        self._runs: dict[str, _OpenRun] = {}
+        self._closing = False
+        self._num_restarts = 0
+        self._thread: threading.Thread | None = None
+        # Other threads hand messages to the link's owner through an in-process pair; the lock serialises them.
+        self._outbox: zmq.Socket[bytes] | None = None
+        self._outbox_lock = threading.Lock()
+        self._child: Child | None = None
+
+    @property
+    def status(self) -> EngineStatus:
+        """The newest status; its info is set once the engine is ready."""
+        return self._status
+
+    def start(self) -> None:
+        """Start the processes and return at once; the status follows. Again is harmless."""
+        if self._thread is not None:
+            return
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        address = f"inproc://engine-{id(self)}"
+        inbox: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        inbox.bind(address)
+        self._outbox = context.socket(zmq.PAIR)
+        self._outbox.linger = 0
+        self._outbox.connect(address)
+        self._thread = threading.Thread(target=self._own_link, args=(inbox,), name="engine-client", daemon=True)
+        self._thread.start()
+
+    def wait_ready(self, timeout: float | None = None) -> EngineInfo:
+        """Block until the pair is loaded. Raises ModelError with the reason, or EngineUnavailable after `timeout`
+        seconds.
+        """
+        with self._changed:
+            settled = self._changed.wait_for(lambda: self._status.state in ("ready", "failed", "closed"), timeout)
+            status = self._status
+        if status.info is not None:
+            return status.info
+        if settled:
+            raise ModelError(status.message)
+        raise EngineUnavailable(
+            f"the engine is not ready after {timeout:g} s ({status.message}): wait, or look at its log."
+        )
+
+    def submit(self, run_id: str, request: GenerationRequest, on_event: EventListener) -> None:
+        """Queue a run; runs decode one at a time, first in, first out.
+
+        on_event is called in order on the client's thread and gets exactly one RunFinished, last, whatever happens. A
+        request that only the engine can judge ends as a failed run with its reason. Raises EngineUnavailable when the
+        engine is not ready.
+        """
+        info = self.status.info
+        with self._changed:
+            if self._status.state != "ready" or info is None:
+                raise EngineUnavailable(
+                    f"the engine is {self._status.state} ({self._status.message}): try again once it is ready."
+                )
+            self._runs[run_id] = _OpenRun(on_event, FiguresAccumulator(request.mode, info.num_devices))
+        self._send(Submit(run_id=run_id, request=request))
+
+    def stop(self, run_id: str) -> None:
+        """End a queued or running run within one round; unknown ids are ignored."""
+        if run_id in self._runs:
+            self._send(Stop(run_id=run_id))
+
+    def process_id(self) -> int | None:
+        """The engine process's id while it runs."""
+        child = self._child
+        return child.process.pid if child is not None and child.is_alive else None
+
+    def close(self) -> None:
+        """End both processes; open runs end as failed. Idempotent."""
+        if self._thread is None or self._closing:
+            return
+        self._closing = True
+        self._send(Shutdown())
+        self._thread.join()
+        with self._outbox_lock:
+            if self._outbox is not None:
+                self._outbox.close()
+                self._outbox = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- the thread that owns the link ------------------------------------------------------------------------------
+
+    def _send(self, message: Message) -> None:
+        with self._outbox_lock:
+            if self._outbox is not None:
+                self._outbox.send_multipart(list(encode(message)))
+
+    def _own_link(self, inbox: "zmq.Socket[bytes]") -> None:
+        try:
+            while not self._closing and self._serve_process(inbox):
+                self._num_restarts += 1
+        except Exception as error:  # A fault of ours must still end every run.
+            logger.exception("the engine client failed")
+            self._set_status(EngineStatus(state="failed", message=f"the engine client failed: {error}"))
+        finally:
+            self._end_runs("the engine was closed.")
+            inbox.close()
+            if self._closing:
+                self._set_status(EngineStatus(state="closed", message="Closed"))
+
+    def _serve_process(self, inbox: "zmq.Socket[bytes]") -> bool:
+        """Run one engine process to its end; whether another one should follow."""
+        child = self._child = Child.spawn(MODULE)
+        try:
+            child.link.send(Configure(config=self.config))
+            self._relay(child, inbox)
+            return self._judge_end(child)
+        finally:
+            child.close()
+
+    def _relay(self, child: Child, inbox: "zmq.Socket[bytes]") -> None:
+        """Pass messages both ways until the process ends or the client closes."""
+        poller = zmq.Poller()
+        poller.register(inbox, zmq.POLLIN)
+        poller.register(child.link.socket, zmq.POLLIN)
+        while not self._closing:
+            ready = dict(poller.poll(_POLL_MS))
+            if inbox in ready:
+                child.link.socket.send_multipart(inbox.recv_multipart())
+            received = self._drain(child)
+            if not received and not child.is_alive:
+                return
+
+    def _drain(self, child: Child) -> bool:
+        """Deliver all messages that are here; whether there were any."""
+        message = child.link.receive(0.0)
+        found = message is not None
+        while message is not None:
+            self._deliver(message)
+            message = child.link.receive(0.0)
+        return found
+
+    def _judge_end(self, child: Child) -> bool:
+        if self._closing:
+            return False
+        if self._status.state == "failed":
+            self._end_runs(self._status.message)
+            return False
+        reason = f"the engine process {child.describe_end()}."
+        logger.error(reason)
+        self._end_runs(reason)
+        if self._status.state != "ready" or self._num_restarts >= _MOST_RESTARTS:
+            self._set_status(EngineStatus(state="failed", message=f"{reason} Restart the application."))
+            return False
+        self._set_status(EngineStatus(state="starting", message=f"{reason} Starting it again"))
+        return True
+
+    def _deliver(self, message: Message) -> None:
+        if isinstance(message, EngineStatus):
+            self._set_status(message)
+            return
+        run_id = getattr(message, "run_id", None)
+        run = self._runs.get(run_id) if run_id is not None else None
+        if run is None:
+            return
+        event: Event = message  # type: ignore[assignment]
+        run.take(event)
+        if isinstance(event, RunFinished):
+            del self._runs[event.run_id]
+        self._call(run.listener, event)
+
+    def _end_runs(self, error: str) -> None:
+        with self._changed:
+            runs, self._runs = self._runs, {}
+        for run_id, run in runs.items():
+            self._call(run.listener, run.broken(run_id, error))
+
+    def _set_status(self, status: EngineStatus) -> None:
+        with self._changed:
+            self._status = status
+            self._changed.notify_all()
+        if self._on_status is not None:
+            try:
+                self._on_status(status)
+            except Exception:
+                logger.exception("a status listener failed")
+
+    def _call(self, listener: EventListener, event: Event) -> None:
+        try:
+            listener(event)
+        except Exception:
+            logger.exception("an event listener failed")
