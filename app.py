@@ -1,0 +1,175 @@
+"""Start the playground: settings -> engine -> log -> page -> web server.
+
+The page is up while the models load. This process imports no torch: the models live in the engine's own processes.
+"""
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# Read by the page framework when it is imported; without it every start would be reported to its makers.
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+import uvicorn
+from fastapi import FastAPI
+
+from saguaro_core.config import EngineConfig, Placement
+from saguaro_core.engine import Engine
+from saguaro_core.errors import SaguaroError
+from saguaro_core.status import EngineStatus
+from storage import Recorder
+from ui.comparisons import ComparisonService
+from ui.page import create_ui
+from ui.run_log import StoredRunLog
+from ui.server import ServerSettings, build_app
+
+logger = logging.getLogger("saguaro")
+StatusListener = Callable[[EngineStatus], None]
+EngineFactory = Callable[[EngineConfig, StatusListener], Any]
+# The page shares the machine with the models; it yields to them.
+NICENESS = 5
+USAGE_ERROR, START_ERROR = 2, 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; defaults are those of EngineConfig and ServerSettings."""
+    engine, server = EngineConfig(), ServerSettings()
+    parser = argparse.ArgumentParser(
+        prog="app.py", description="One chat prompt through AR, SD and SSD decoding, side by side."
+    )
+    parser.add_argument("--target", default=engine.target, help="the large model: a catalogue name, hub id or folder")
+    parser.add_argument("--draft", default=engine.draft, help="the small model that guesses")
+    parser.add_argument("--placement", default="auto", help="auto, or target=DEVICE,draft=DEVICE (cpu:0, cuda:1, mps)")
+    parser.add_argument("--max-length", type=int, help="limit of prompt + answer in tokens (default: the target's own)")
+    parser.add_argument("--host", default=server.host, help="address to listen on; beyond this machine needs --auth")
+    parser.add_argument("--port", type=int, default=server.port, help="port to listen on")
+    parser.add_argument("--auth", metavar="USER:PASSWORD", help="ask for this user and password everywhere")
+    parser.add_argument("--database", type=Path, help="the log's file (default: in the user's data folder)")
+    return parser
+
+
+def read_settings(options: argparse.Namespace) -> tuple[EngineConfig, ServerSettings]:
+    """Validated settings from parsed options. Raises InvalidRequest."""
+    config = EngineConfig(
+        target=options.target,
+        draft=options.draft,
+        placement=Placement.parse(options.placement),
+        max_length=options.max_length,
+    )
+    return config, ServerSettings(host=options.host, port=options.port, auth=read_auth(options.auth))
+
+
+def read_auth(text: str | None) -> tuple[str, str] | None:
+    """`user:password` as a pair, None for no authentication. Raises ValueError."""
+    if text is None:
+        return None
+    user, colon, password = text.partition(":")
+    if not (user and colon and password):
+        raise ValueError("auth: write USER:PASSWORD, both not empty.")
+    return user, password
+
+
+def open_socket(settings: ServerSettings) -> socket.socket:
+    """A listening socket, taken before anything is loaded. Raises OSError."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def start_engine(config: EngineConfig, on_status: StatusListener) -> Any:
+    """The real engine, started."""
+    engine = Engine(config, on_status=on_status)
+    engine.start()
+    return engine
+
+
+class Supervisor:
+    """Ends the program when its models cannot be loaded; once they were, the page stays up to say what happened."""
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self.web: uvicorn.Server | None = None
+        self._was_ready = False
+
+    def on_status(self, status: EngineStatus) -> None:
+        """Report progress; called on the engine client's thread."""
+        progress = f" ({status.progress:.0%})" if status.progress is not None and status.state == "loading" else ""
+        if status.state != "closed":
+            logger.info("%s%s", status.message, progress)
+        self._was_ready |= status.state == "ready"
+        if status.state == "failed" and not self._was_ready:
+            self.failure = status.message
+            if self.web is not None:
+                self.web.should_exit = True
+
+
+def serve(
+    config: EngineConfig, settings: ServerSettings, database: Path | None, engine_factory: EngineFactory = start_engine
+) -> int:
+    """Run until interrupted. Returns the exit status; raises SaguaroError or OSError for what cannot start."""
+    supervisor = Supervisor()
+    with open_socket(settings) as listener, Recorder(database) as recorder:
+        engine = engine_factory(config, supervisor.on_status)
+        try:
+            yield_to_engine()
+            log = StoredRunLog(recorder)
+            service = ComparisonService(engine, log)
+            web = supervisor.web = _web_server(build_app(create_ui(service, log), service, log, settings))
+            logger.info("Open http://%s:%d in a browser. Ctrl-C ends everything.", *listener.getsockname()[:2])
+            if supervisor.failure is None:
+                web.run(sockets=[listener])
+        finally:
+            engine.close()
+    return 0 if supervisor.failure is None else START_ERROR
+
+
+def yield_to_engine() -> None:
+    """Lower the priority of this thread and of those it starts from now on, but of no engine process.
+
+    Linux counts threads one by one, so what the engine client's own thread starts keeps its priority.
+    """
+    if sys.platform == "linux":
+        os.nice(NICENESS)
+
+
+def _web_server(app: FastAPI) -> uvicorn.Server:
+    # A stream that a browser still holds open must not keep the program from ending.
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, server_header=False))
+
+
+def main(arguments: Sequence[str] | None = None, engine_factory: EngineFactory = start_engine) -> int:
+    """The command. Problems that the user can mend are one line and an exit status, never a trace."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    options = build_parser().parse_args(arguments)
+    try:
+        config, settings = read_settings(options)
+    except (SaguaroError, ValueError) as error:
+        logger.error("%s", error)
+        return USAGE_ERROR
+    try:
+        return serve(config, settings, options.database, engine_factory)
+    except SaguaroError as error:
+        logger.error("%s", error)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        logger.error("Cannot listen on %s (%s). Give another --port, or end the other program.", where, error.strerror)
+    except KeyboardInterrupt:
+        return 0
+    return START_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

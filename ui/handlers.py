@@ -1,0 +1,89 @@
+"""What the Compare page does: plain functions over plain data. Errors become a line on the page, never a trace."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from saguaro_core.errors import SaguaroError
+from ui.comparisons import ComparisonService
+from ui.settings import CompareSettings
+
+_FORM_TEXT = ("fan_out_list", "stop", "seed")
+Value = dict[str, Any]
+BUSY = "An answer is still running: stop it (Esc) or wait for its end, then send again. Nothing was started."
+
+
+class Handlers:
+    """The Compare page's actions over one service."""
+
+    def __init__(self, service: ComparisonService) -> None:
+        self.service = service
+        # A panel redraws when its value differs from the last one: the number makes every answer a new one.
+        self._numbers = itertools.count(1)
+
+    def number(self) -> int:
+        """A number that no panel's value has held yet."""
+        return next(self._numbers)
+
+    def stage(self, comparison_id: str | None) -> Value:
+        """The stage's value that shows a comparison, or the empty stage."""
+        return {"comparison": comparison_id, "at": self.number()}
+
+    def notice(self, text: str = "", kind: str = "error") -> Value:
+        return {"text": text, "kind": kind, "at": self.number()}
+
+    def send(self, prompt: str, form: Mapping[str, Any], stage: Value) -> tuple[Value, Value]:
+        """Start a comparison. Returns the stage and the notice; on a refusal the stage stays as it was."""
+        if self.service.is_active(stage.get("comparison")):
+            return stage, self.notice(BUSY)
+        try:
+            comparison_id = self.service.start(prompt, CompareSettings.from_flat(flat_from_form(form)))
+        except SaguaroError as error:
+            return stage, self.notice(str(error))
+        return self.stage(comparison_id), self.notice()
+
+    def stop(self, stage: Value) -> None:
+        """Stop what the stage shows; its lanes report the rest."""
+        if comparison_id := stage.get("comparison"):
+            self.service.stop(comparison_id)
+
+    def open_address(self, comparison_id: str | None) -> Value:
+        """What a fresh page shows: the comparison that its address names."""
+        return self.stage(comparison_id or None)
+
+    def reuse(self, comparison_id: str) -> tuple[str, Value] | None:
+        """Prompt and form values of a comparison, or None if it is gone."""
+        comparison = self.service.find(comparison_id)
+        if comparison is None:
+            return None
+        return comparison.prompt, form_from_flat(comparison.settings)
+
+
+def flat_from_form(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings from the form's values. What cannot be read goes on as it is, to be refused by name."""
+    flat = dict(form)
+    flat["fan_out_list"] = _numbers(form["fan_out_list"]) if form["fan_out"] == "list" else []
+    flat["stop"] = [line for line in str(form["stop"] or "").splitlines() if line]
+    seed = _numbers(form["seed"])
+    flat["seed"] = seed[0] if isinstance(seed, list) and len(seed) == 1 else form["seed"]
+    if "saguaro_c" in flat and flat["saguaro_c"] is None:
+        flat["saguaro_c"] = 1.0
+    return flat
+
+
+def form_from_flat(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The form's values for flat settings: the inverse of flat_from_form."""
+    return {
+        **{name: value for name, value in flat.items() if name not in _FORM_TEXT},
+        "fan_out_list": ", ".join(map(str, flat["fan_out_list"])),
+        "stop": "\n".join(flat["stop"]),
+        "seed": str(flat["seed"]),
+    }
+
+
+def _numbers(text: Any) -> Any:
+    """A text's whole numbers as a list, or the text itself if it holds anything else."""
+    try:
+        return [int(part) for part in str(text).replace(",", " ").split()]
+    except ValueError:
+        return text
