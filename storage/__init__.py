@@ -3,8 +3,9 @@
 from storage.database import default_database_path
 from storage.errors import NotStored, SchemaRefused, StorageError
 from storage.export import EXPORT_FORMATS, ExportFile, ExportFormat, export
+from storage.log_thread import RecorderLimits
 from storage.queries import LogReader
-from storage.recorder import Recorder, RecorderLimits
+from storage.recorder import Recorder
 from storage.records import (
     STORED_STATUSES,
     HistoryEntry,

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from saguaro_core.config import GenerationRequest, Message
 from saguaro_core.events import (
     Alternative,
     Notice,
@@ -23,7 +22,7 @@ from saguaro_core.events import (
     TokenEvent,
 )
 from saguaro_core.figures import RunFigures
-from saguaro_core.status import EngineInfo
+from storage.commands import StartComparison, StartRun
 
 Row = dict[str, Any]
 
@@ -94,17 +93,15 @@ def decode_row(row: Mapping[str, Any]) -> Row:
     }
 
 
-def comparison_row(
-    comparison_id: str, messages: tuple[Message, ...], settings: Mapping[str, Any], title: str | None, created_at: float
-) -> Row:
-    prompt = messages[-1].content if messages else ""
+def comparison_row(command: StartComparison) -> Row:
+    prompt = command.messages[-1].content if command.messages else ""
     return {
-        "id": comparison_id,
-        "title": clean_text(title or short_title(prompt)),
+        "id": command.comparison_id,
+        "title": clean_text(command.title or short_title(prompt)),
         "prompt": clean_text(prompt),
-        "messages": json_text(messages),
-        "settings": json_text(settings),
-        "created_at": utc_text(created_at),
+        "messages": json_text(command.messages),
+        "settings": json_text(command.settings),
+        "created_at": utc_text(command.created_at),
     }
 
 
@@ -114,22 +111,21 @@ def short_title(prompt: str) -> str:
     return line if len(line) <= _TITLE_LENGTH else line[: _TITLE_LENGTH - 1] + "…"
 
 
-def run_row(
-    run_id: str, comparison_id: str, request: GenerationRequest, info: EngineInfo, queued_at: float, owner: str
-) -> Row:
-    draft = info.draft
+def run_row(command: StartRun, owner: str) -> Row:
+    request, info = command.request, command.info
+    target, draft = info.target, info.draft
     return {
-        "id": run_id,
-        "comparison_id": comparison_id,
+        "id": command.run_id,
+        "comparison_id": command.comparison_id,
         "mode": request.mode,
         "status": "running",
-        "queued_at": utc_text(queued_at),
+        "queued_at": utc_text(command.queued_at),
         "settings": json_text(request.settings()),
         "seed": request.sampling.seed,
-        "target": info.target.name,
-        "target_revision": info.target.revision,
-        "target_dtype": info.target.dtype,
-        "target_device": info.target.device,
+        "target": target.name,
+        "target_revision": target.revision,
+        "target_dtype": target.dtype,
+        "target_device": target.device,
         "draft": draft and draft.name,
         "draft_revision": draft and draft.revision,
         "draft_dtype": draft and draft.dtype,

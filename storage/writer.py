@@ -108,6 +108,17 @@ class LogWriter:
 
     def _apply(self, db: Database, command: Command, lost_runs: set[str]) -> None:
         match command:
+            case RunStarted():
+                update_run(db, command.run_id, rows.started_columns(command))
+            case FinishRun(event=event):
+                is_complete = event.run_id not in lost_runs
+                update_run(db, event.run_id, rows.finished_columns(event, command.finished_at, is_complete))
+            case DeleteComparison():
+                db.execute("DELETE FROM comparisons WHERE id = ?", (command.comparison_id,))
+            case StartComparison():
+                _insert(db, "comparisons", rows.comparison_row(command))
+            case StartRun():
+                _insert(db, "runs", rows.run_row(command, self._ownership.owner))
             case TokenEvent():
                 _insert(db, "tokens", rows.token_row(command))
             case RoundEvent():
@@ -116,28 +127,6 @@ class LogWriter:
                 _insert(db, "spans", rows.span_row(span, command.place))
             case NumberedEvent(event=Notice() as notice):
                 _insert(db, "notices", rows.notice_row(notice, command.place))
-            case StartComparison():
-                row = rows.comparison_row(
-                    command.comparison_id, command.messages, command.settings, command.title, command.created_at
-                )
-                _insert(db, "comparisons", row)
-            case StartRun():
-                row = rows.run_row(
-                    command.run_id,
-                    command.comparison_id,
-                    command.request,
-                    command.info,
-                    command.queued_at,
-                    self._ownership.owner,
-                )
-                _insert(db, "runs", row)
-            case RunStarted():
-                update_run(db, command.run_id, rows.started_columns(command))
-            case FinishRun(event=event):
-                is_complete = event.run_id not in lost_runs
-                update_run(db, event.run_id, rows.finished_columns(event, command.finished_at, is_complete))
-            case DeleteComparison():
-                db.execute("DELETE FROM comparisons WHERE id = ?", (command.comparison_id,))
 
 
 def _insert(db: Database, table: str, row: rows.Row) -> None:

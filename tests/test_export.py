@@ -268,9 +268,9 @@ def test_large_export_is_streamed(large: Path, export_format: ExportFormat) -> N
         num_chunks += 1
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert num_chunks > 2
+    assert num_chunks >= 2
     assert peak < 1_500_000
-    assert size > 200_000
+    assert size > 100_000
 
 
 def test_stream_may_hop_threads_and_sees_one_moment(large: Path, tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def test_killed_process_loses_at_most_the_last_moments_and_its_run_reads_interru
         assert recorder.flush(10)
         detail = LogReader(path).run("r")
     stored = len(detail.rounds)
-    # What was recorded up to 0.2 s before the end is there: a commit takes its own time on a busy machine.
-    assert stored >= sum(moment < times[-1] - 0.2 for moment in times) > 10
+    # Rows wait 0.1 s for their commit; the rest is what a commit may take on a busy machine.
+    assert stored >= sum(moment < times[-1] - 0.3 for moment in times) > 10
     assert (detail.run.status, detail.run.stop_reason) == ("interrupted", None)
     assert detail.run.answer == "".join(token.text for token in detail.tokens) != ""
     assert detail.run.answer_token_ids == tuple(token.token_id for token in detail.tokens)

@@ -136,7 +136,7 @@ def test_waiting_rows_are_bounded_and_the_run_says_that_it_lacks_some(recorded: 
         assert recorder.flush(10)
         held = Lock(recorded)
         record_all(recorder, make_events("r", 1000))
-        assert len(recorder._pending) <= 21
+        assert recorder._thread.num_pending <= 21
         assert "already wait" in str(recorder.problem) or "another program" in str(recorder.problem)
         held.release()
         assert not recorder.wait_saved("r", 10)
@@ -154,6 +154,18 @@ def test_closing_under_a_lock_does_not_wait_for_ever(recorded: Path, lock: Lock)
     assert time.monotonic() - began < 3
     assert not recorder.wait_saved("r", 1)
     assert "lost" in str(recorder.problem)
+
+
+def test_log_that_is_locked_at_the_start_for_longer_than_the_patience_loses_nothing(recorded: Path) -> None:
+    held = Lock(recorded)
+    with Recorder(recorded, limits=QUICK) as recorder:
+        time.sleep(2 * QUICK.give_up_after)
+        assert not recorder.flush(0.1)
+        start(recorder, "c", ["r"], make_request())
+        held.release()
+        record_all(recorder, make_events("r"))
+        assert recorder.wait_saved("r", 10)
+        assert recorder.problem is None
 
 
 def test_log_that_is_locked_at_the_start_opens_later(tmp_path: Path) -> None:
