@@ -203,7 +203,7 @@ class _StatusLine:
         self._last = ""
 
     def __call__(self, status: EngineStatus) -> None:
-        if status.message != self._last and status.state in ("starting", "loading", "ready"):
+        if status.message != self._last and status.state in ("starting", "loading"):
             self._last = status.message
             _say(status.message)
 
