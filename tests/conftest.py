@@ -16,6 +16,9 @@ from saguaro_core.models.fetch import fetch_model
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Tiny tensors on several threads wait for each other longer than they compute, most of all on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _IN_CI = bool(os.environ.get("CI"))
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

@@ -102,6 +102,7 @@ class LocalEngine:
     tokenizer: Any = field(default_factory=LetterTokenizer)
     passes: Callable[[int], int] = lambda number: ALL_PASSES
     context_length: int | None = None
+    num_alternatives: int = 2
     epoch: int = 0
 
     def run(
@@ -117,7 +118,11 @@ class LocalEngine:
         self.epoch += 1
         sampling, speculation = sampling or SamplingParams(), speculation or SpeculationConfig()
         request = GenerationRequest(
-            messages=(Message(role="user", content="x"),), mode=mode, sampling=sampling, speculation=speculation
+            messages=(Message(role="user", content="x"),),
+            mode=mode,
+            sampling=sampling,
+            speculation=speculation,
+            num_alternatives=self.num_alternatives,
         )
         events: list[Event] = []
 

@@ -1,0 +1,227 @@
+"""Every path that can emit a token follows the target's processed distribution, in that exact configuration.
+
+Scripted target and draft over five tokens, a few hundred seeded answers for each configuration. Two families of
+checks: the first, second and third token of an answer against their exact marginals, and the first token of every
+round against the target's row for the token before it, apart for each way in which the round's speculation was found
+(whether a round was a hit is settled before its tokens are drawn, so conditioning on it is fair; conditioning on
+acceptance would not be).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from chi_square import FALSE_ALARM, histogram_p_value, transitions_p_value
+from local_engine import LocalEngine, LocalRun
+from scripted import ScriptedRunner, markov
+
+import saguaro_core.verification as verification
+from saguaro_core.config import SamplingParams, SpeculationConfig
+from saguaro_core.sampling import Processing, process_logits
+from saguaro_core.verification import Outcome
+
+P = [
+    [0.40, 0.25, 0.20, 0.10, 0.05],
+    [0.05, 0.15, 0.50, 0.20, 0.10],
+    [0.31, 0.29, 0.06, 0.04, 0.30],
+    [0.11, 0.09, 0.12, 0.60, 0.08],
+    [0.24, 0.19, 0.16, 0.21, 0.20],
+]
+Q = [
+    [0.10, 0.50, 0.10, 0.20, 0.10],
+    [0.40, 0.05, 0.15, 0.10, 0.30],
+    [0.05, 0.25, 0.40, 0.20, 0.10],
+    [0.30, 0.10, 0.20, 0.15, 0.25],
+    [0.10, 0.30, 0.05, 0.10, 0.45],
+]
+PROMPT = [1, 2, 4, 2, 0]
+NUM_ANSWERS = 260
+NUM_TOKENS = 11
+
+REJECTION = {"rule": "rejection"}
+CONFIGURATIONS: dict[str, tuple[Mode, dict[str, Any], dict[str, Any]]] = {
+    "ar rejection": ("ar", {}, REJECTION),
+    "ar shared noise": ("ar", {}, {}),
+    "sd rejection": ("sd", {}, REJECTION),
+    "sd shared noise": ("sd", {}, {}),
+    "sd rejection top-k top-p": ("sd", {"top_k": 4, "top_p": 0.85, "temperature": 1.3}, REJECTION),
+    "ssd rejection neural": ("ssd", {}, {**REJECTION, "budget": 6}),
+    "ssd rejection fast": ("ssd", {}, {**REJECTION, "budget": 6, "fallback": "fast"}),
+    "ssd rejection auto uniform": ("ssd", {}, {**REJECTION, "budget": 6, "fallback": "auto", "fan_out": "uniform"}),
+    "ssd rejection C 0.2": ("ssd", {}, {**REJECTION, "budget": 6, "saguaro_c": 0.2}),
+    "ssd rejection C 0": ("ssd", {}, {**REJECTION, "budget": 6, "saguaro_c": 0.0}),
+    "ssd rejection top-k top-p": (
+        "ssd",
+        {"top_k": 4, "top_p": 0.85, "temperature": 1.3},
+        {**REJECTION, "budget": 6, "saguaro_c": 0.5},
+    ),
+    "ssd shared noise neural": ("ssd", {}, {"budget": 4}),
+    "ssd shared noise fast": ("ssd", {}, {"budget": 4, "fallback": "fast"}),
+    "ssd shared noise top-k top-p": ("ssd", {"top_k": 4, "top_p": 0.85, "temperature": 1.3}, {"budget": 4}),
+    "ssd rejection partial speculations": ("ssd", {}, {**REJECTION, "budget": 6, "lookahead": 4}),
+}
+
+
+def processed_rows(sampling: SamplingParams) -> list[list[float]]:
+    """The target's processed distribution after each token, computed independently of the engine."""
+    rows = []
+    for row in P:
+        weights = [p ** (1 / sampling.temperature) for p in row]
+        if sampling.top_k:
+            kth = sorted(weights)[-sampling.top_k]
+            weights = [w if w >= kth else 0.0 for w in weights]
+        total, mass, kept = sum(weights), 0.0, set()
+        for token in sorted(range(len(weights)), key=lambda t: -weights[t]):
+            if mass < sampling.top_p * total:
+                kept.add(token)
+                mass += weights[token]
+        weights = [w if token in kept else 0.0 for token, w in enumerate(weights)]
+        rows.append([w / sum(weights) for w in weights])
+    return rows
+
+
+def answers(
+    mode: Mode,
+    sampling: dict[str, Any],
+    speculation: dict[str, Any],
+    count: int,
+    draft: list[list[float]] = Q,
+) -> list[LocalRun]:
+    passes = (lambda number: 1 + number % 4) if speculation.get("lookahead") == 4 else (lambda number: 100)
+    engine = LocalEngine(
+        ScriptedRunner(markov(P), 5), ScriptedRunner(markov(draft), 5), passes=passes, num_alternatives=0
+    )
+    runs = []
+    for seed in range(count):
+        params = SamplingParams.from_mapping(
+            {"temperature": 1.0, "seed": seed, "max_new_tokens": NUM_TOKENS, **sampling}
+        )
+        config = SpeculationConfig.from_mapping({"lookahead": 3, **speculation})
+        run = engine.run(mode, PROMPT, params, config)
+        assert run.finished.status == "finished", run.finished.error
+        runs.append(run)
+    return runs
+
+
+def marginals(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Exact distributions of the first, second and third token after the prompt."""
+    step = torch.tensor(rows, dtype=torch.float64)
+    first = step[PROMPT[-1]]
+    return [d.tolist() for d in (first, first @ step, first @ step @ step)]
+
+
+def first_tokens_by_kind(runs: list[LocalRun]) -> dict[str, list[tuple[int, int]]]:
+    """(token before, first token) of every round, by how its speculation was found."""
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for run in runs:
+        text = [*PROMPT, *run.ids]
+        kinds = {event.index: f"{event.cache} {event.fallback}" for event in run.rounds}
+        for token in run.tokens:
+            if token.place == 0:
+                at = len(PROMPT) + token.index
+                found[kinds[token.round_index]].append((text[at - 1], text[at]))
+    return found
+
+
+def smallest_p_value(runs: list[LocalRun], rows: list[list[float]]) -> float:
+    p_values = [
+        histogram_p_value([run.ids[place] for run in runs], marginal) for place, marginal in enumerate(marginals(rows))
+    ]
+    p_values += [transitions_p_value(pairs, dict(enumerate(rows))) for pairs in first_tokens_by_kind(runs).values()]
+    return min(p_values)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_tokens_follow_the_targets_distribution(name: str) -> None:
+    mode, sampling, speculation = CONFIGURATIONS[name]
+    runs = answers(mode, sampling, speculation, NUM_ANSWERS)
+    rows = processed_rows(SamplingParams.from_mapping({"temperature": 1.0, **sampling}))
+    assert smallest_p_value(runs, rows) > FALSE_ALARM
+
+
+def test_every_kind_of_round_was_tested() -> None:
+    for name, needed in {
+        "ssd rejection neural": {"hit None", "miss neural", "compulsory neural"},
+        "ssd rejection fast": {"hit None", "miss ngram", "miss none", "compulsory none"},
+        "ssd shared noise fast": {"hit None", "miss ngram", "miss none"},
+    }.items():
+        mode, sampling, speculation = CONFIGURATIONS[name]
+        found = first_tokens_by_kind(answers(mode, sampling, speculation, 60))
+        assert needed <= set(found), (name, {kind: len(pairs) for kind, pairs in found.items()})
+
+
+def test_partial_speculations_were_tested() -> None:
+    mode, sampling, speculation = CONFIGURATIONS["ssd rejection partial speculations"]
+    drafted = {
+        event.drafted
+        for run in answers(mode, sampling, speculation, 40)
+        for event in run.rounds
+        if event.cache == "hit"
+    }
+    assert {1, 2, 3} <= drafted
+
+
+def test_the_expected_rows_agree_with_process_logits() -> None:
+    sampling = SamplingParams(temperature=1.3, top_k=4, top_p=0.85)
+    scores = process_logits(torch.tensor(P, dtype=torch.float64).log(), Processing.of(sampling))
+    assert torch.allclose(
+        scores.softmax(-1).double(), torch.tensor(processed_rows(sampling), dtype=torch.float64), atol=1e-6
+    )
+
+
+class TestNegativeControls:
+    """Deliberately wrong rules, each a mistake made in the wild, are caught by the very same check."""
+
+    def is_caught(self, name: str = "ssd rejection neural", draft: list[list[float]] = Q) -> bool:
+        mode, sampling, speculation = CONFIGURATIONS[name]
+        runs = answers(mode, sampling, speculation, NUM_ANSWERS, draft)
+        rows = processed_rows(SamplingParams.from_mapping({"temperature": 1.0, **sampling}))
+        return smallest_p_value(runs, rows) < FALSE_ALARM
+
+    def test_bonus_from_p_instead_of_the_residual(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("saguaro_core.verification._residual", lambda p, q, token: p)
+        assert self.is_caught()
+
+    def test_n_grams_verified_as_if_they_had_been_drawn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        right = verification.verify_rejection
+
+        def wrong(p, q, drafted, accept, bonus):  # type: ignore[no-untyped-def]
+            uniform = torch.full((len(drafted), p.shape[-1]), 1 / p.shape[-1])
+            return right(p, uniform if q is None and drafted else q, drafted, accept, bonus)
+
+        monkeypatch.setattr("saguaro_core.decoding.target.verify_rejection", wrong)
+        assert self.is_caught("ssd rejection fast")
+
+    def test_greedy_acceptance_at_temperature_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        right = verification.verify_rejection
+
+        def wrong(p, q, drafted, accept, bonus):  # type: ignore[no-untyped-def]
+            k = 0
+            while k < len(drafted) and drafted[k] == int(p[k].argmax()):
+                k += 1
+            return Outcome(k, right(p[k:], None, [], [], bonus[k:]).bonus_token_id)
+
+        monkeypatch.setattr("saguaro_core.decoding.target.verify_rejection", wrong)
+        assert self.is_caught("sd rejection", draft=P)
+
+    def test_a_coupling_that_trusts_the_draft(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        right = verification.verify_coupled
+
+        def wrong(scores, noise, drafted):  # type: ignore[no-untyped-def]
+            outcome = right(scores, noise, drafted)
+            return Outcome(1, int((scores + noise)[1].argmax())) if drafted and outcome.accepted == 0 else outcome
+
+        monkeypatch.setattr("saguaro_core.decoding.target.verify_coupled", wrong)
+        assert self.is_caught("ssd shared noise neural")
+
+    def test_one_seed_for_drafting_and_accepting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        right = sampling_module.uniforms
+        monkeypatch.setattr(
+            "saguaro_core.draft.proposer.uniforms",
+            lambda seed, stream, position, count, lane=0: right(
+                seed, sampling_module.Stream.ACCEPT, len(PROMPT), count
+            ),
+        )
+        assert self.is_caught("sd rejection")
