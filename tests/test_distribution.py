@@ -18,7 +18,7 @@ from local_engine import LocalEngine, LocalRun
 from scripted import ScriptedRunner, markov
 
 import saguaro_core.verification as verification
-from saguaro_core.config import SamplingParams, SpeculationConfig
+from saguaro_core.config import Mode, SamplingParams, SpeculationConfig
 from saguaro_core.sampling import Processing, process_logits
 from saguaro_core.verification import Outcome
 
@@ -217,11 +217,8 @@ class TestNegativeControls:
         assert self.is_caught("ssd shared noise neural")
 
     def test_one_seed_for_drafting_and_accepting(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        right = sampling_module.uniforms
-        monkeypatch.setattr(
-            "saguaro_core.draft.proposer.uniforms",
-            lambda seed, stream, position, count, lane=0: right(
-                seed, sampling_module.Stream.ACCEPT, len(PROMPT), count
-            ),
-        )
+        def wrong(seed: int, stream: Stream, position: int, count: int, lane: int = 0) -> Any:
+            return uniforms(seed, Stream.ACCEPT, len(PROMPT), count)
+
+        monkeypatch.setattr("saguaro_core.draft.proposer.uniforms", wrong)
         assert self.is_caught("sd rejection")
