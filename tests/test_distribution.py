@@ -19,7 +19,7 @@ from scripted import ScriptedRunner, markov
 
 import saguaro_core.verification as verification
 from saguaro_core.config import Mode, SamplingParams, SpeculationConfig
-from saguaro_core.sampling import Processing, process_logits
+from saguaro_core.sampling import Processing, Stream, process_logits, uniforms
 from saguaro_core.verification import Outcome
 
 P = [
