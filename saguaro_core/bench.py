@@ -90,30 +90,29 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m saguaro_core.bench",
         description="Measure AR, SD and SSD in paired runs on this machine.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--modes", default=",".join(MODES), help="modes to run, in this order")
-    add("--prompts", type=int, help=f"how many prompts, up to {len(PROMPTS)}; four kinds in turn (all; quick: 4)")
+    add("--modes", default=",".join(MODES), help="modes to run, in this order (%(default)s)")
+    add("--prompts", type=int, help=f"how many prompts, the four kinds in turn ({len(PROMPTS)}, all; quick: 4)")
     add("--max-new-tokens", type=int, help="tokens per answer (128; quick: 64)")
-    add("--temperature", type=float, default=sampling.temperature, help="0 is greedy")
-    add("--seed", type=int, default=sampling.seed, help="of the noise at temperatures above 0")
-    add("--lookahead", type=int, default=speculation.lookahead, help="K, draft tokens per round")
-    add("--budget", type=int, default=speculation.budget, help="outcomes that SSD prepares per round")
-    add("--fan-out", default=speculation.fan_out, help="geometric, uniform, or K + 1 counts such as 4,3,2,3")
+    add("--temperature", type=float, default=sampling.temperature, help="0, greedy, to 2 (%(default)s)")
+    add("--seed", type=int, default=sampling.seed, help="of the noise at temperatures above 0 (%(default)s)")
+    add("--lookahead", type=int, default=speculation.lookahead, help="K, draft tokens per round (%(default)s)")
+    add("--budget", type=int, default=speculation.budget, help="outcomes that SSD prepares per round (%(default)s)")
+    add("--fan-out", default=speculation.fan_out, help="geometric, uniform, or K + 1 counts, as 4,3,2,3 (%(default)s)")
     add("--fallback", default=speculation.fallback, help=_choices(FallbackPolicy))
     add("--rule", default=speculation.rule, help=_choices(VerificationRule))
-    add("--target", default=engine.target, help="catalogue name, hub id or folder")
-    add("--draft", default=engine.draft, help="catalogue name, hub id or folder")
-    add("--placement", default="auto", help="auto, or target=DEVICE,draft=DEVICE")
-    add("--repeats", type=int, default=1, help="how often the whole plan is run")
+    add("--target", default=engine.target, help="catalogue name, hub id or folder (%(default)s)")
+    add("--draft", default=engine.draft, help="catalogue name, hub id or folder (%(default)s)")
+    add("--placement", default="auto", help="auto, or target=DEVICE,draft=DEVICE (%(default)s)")
+    add("--repeats", type=int, default=1, help="how often the whole plan is run (%(default)s)")
     add("--quick", action="store_true", help="about a minute: 4 prompts, 64 tokens each")
     add("--json", type=Path, metavar="FILE", help="write the figures and every run there")
     return parser
 
 
 def _choices(alias: Any) -> str:
-    return "one of " + ", ".join(get_args(alias))
+    return f"one of {', '.join(get_args(alias))} (%(default)s)"
 
 
 def _command(options: argparse.Namespace) -> Command:
