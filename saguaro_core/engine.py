@@ -4,6 +4,7 @@ One thread owns the link: it delivers events in order and watches the process. I
 still gets its RunFinished with what was said so far, and the process is started again.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -90,9 +91,9 @@ class Engine:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         address = f"inproc://engine-{id(self)}"
         inbox: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        inbox.bind(address)
         self._outbox = context.socket(zmq.PAIR)
-        self._outbox.linger = 0
+        inbox.rcvhwm = self._outbox.sndhwm = self._outbox.linger = 0  # No limit on messages, no wait at the end.
+        inbox.bind(address)
         self._outbox.connect(address)
         self._thread = threading.Thread(target=self._own_link, args=(inbox,), name="engine-client", daemon=True)
         self._thread.start()
@@ -162,9 +163,10 @@ class Engine:
     # -- the thread that owns the link ------------------------------------------------------------------------------
 
     def _send(self, message: Message) -> None:
-        with self._outbox_lock:
+        # Without waiting: once the link's owner has ended nobody takes the message, and a plain send would hang.
+        with self._outbox_lock, contextlib.suppress(zmq.Again):
             if self._outbox is not None:
-                self._outbox.send_multipart(list(encode(message)))
+                self._outbox.send_multipart(list(encode(message)), zmq.NOBLOCK)
 
     def _own_link(self, inbox: "zmq.Socket[bytes]") -> None:
         try:
@@ -174,10 +176,11 @@ class Engine:
             logger.exception("the engine client failed")
             self._set_status(EngineStatus(state="failed", message=f"the engine client failed: {error}"))
         finally:
-            self._end_runs("the engine was closed.")
-            inbox.close()
+            # The status first: from then on no run is accepted that nobody would end.
             if self._closing:
                 self._set_status(EngineStatus(state="closed", message="Closed"))
+            self._end_runs("the engine was closed.")
+            inbox.close()
 
     def _serve_process(self, inbox: "zmq.Socket[bytes]") -> bool:
         """Run one engine process to its end; whether another one should follow."""
@@ -197,7 +200,7 @@ class Engine:
         while not self._closing:
             ready = dict(poller.poll(_POLL_MS))
             if inbox in ready:
-                child.link.socket.send_multipart(inbox.recv_multipart())
+                child.link.send_frames(inbox.recv_multipart())
             received = self._drain(child)
             if not received and not child.is_alive:
                 return

@@ -4,8 +4,10 @@ On one machine the link is a socket file in a private folder; where that is miss
 encrypted with CURVE, whose server key only the peer is told (on its standard input).
 """
 
+import contextlib
 import shutil
 import tempfile
+import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ class Link:
     def __init__(self, socket: "zmq.Socket[bytes]", address: LinkAddress, folder: Path | None = None) -> None:
         self.socket, self.address, self._folder = socket, address, folder
         self._received: deque[Message] = deque()
+        self._unsent: deque[list[bytes]] = deque()
 
     @classmethod
     def listen(cls, *, tcp_host: str | None = None) -> Self:
@@ -62,16 +65,42 @@ class Link:
         return cls(socket, address)
 
     def send(self, *messages: Message) -> None:
-        """Queue messages for the peer as one delivery; returns at once."""
+        """Queue messages for the peer as one delivery; returns at once, whether or not a peer is there."""
         if messages:
-            self.socket.send_multipart([frame for message in messages for frame in encode(message)])
+            self.send_frames([frame for message in messages for frame in encode(message)])
+
+    def send_frames(self, frames: list[bytes]) -> None:
+        """Same as send for messages that are encoded already."""
+        self._unsent.append(frames)
+        self._flush()
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message, or None if none came within `timeout` seconds (0: only what is already here)."""
-        if not self._received and self.socket.poll(int(timeout * 1000)):
+        """The next message, or None if none came within `timeout` seconds (0: only what is already here).
+
+        Delivers on the way what could not be sent before, because the peer had not connected yet or was behind.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._received and self._await_socket(deadline):
             frames = self.socket.recv_multipart()
             self._received.extend(decode(*pair) for pair in zip(frames[::2], frames[1::2], strict=True))
         return self._received.popleft() if self._received else None
+
+    def _await_socket(self, deadline: float) -> bool:
+        """Whether something can be read before the deadline."""
+        while True:
+            self._flush()
+            events = zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0)
+            left = deadline - time.monotonic()
+            ready = self.socket.poll(max(0, round(left * 1000)), events)
+            if ready & zmq.POLLIN or not ready:
+                return bool(ready)
+
+    def _flush(self) -> None:
+        # A listening socket without a peer blocks on a plain send, and a peer that died never comes back.
+        with contextlib.suppress(zmq.Again):
+            while self._unsent:
+                self.socket.send_multipart(self._unsent[0], zmq.NOBLOCK)
+                self._unsent.popleft()
 
     def close(self) -> None:
         """Close the socket; the listening end also removes its socket file."""
