@@ -4,8 +4,10 @@ The page is up while the models load. This process imports no torch: the models 
 """
 
 import argparse
+import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +18,6 @@ from typing import Any
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import uvicorn
-from fastapi import FastAPI
 
 from saguaro_core.config import EngineConfig, Placement
 from saguaro_core.engine import Engine
@@ -106,8 +107,8 @@ class Supervisor:
     def on_status(self, status: EngineStatus) -> None:
         """Report progress; called on the engine client's thread."""
         progress = f" ({status.progress:.0%})" if status.progress is not None and status.state == "loading" else ""
-        if status.state != "closed":
-            logger.info("%s%s", status.message, progress)
+        level = logging.ERROR if status.state == "failed" else logging.INFO
+        logger.log(level, "%s%s", status.message, progress)
         self._was_ready |= status.state == "ready"
         if status.state == "failed" and not self._was_ready:
             self.failure = status.message
@@ -126,10 +127,7 @@ def serve(
             yield_to_engine()
             log = StoredRunLog(recorder)
             service = ComparisonService(engine, log)
-            web = supervisor.web = _web_server(build_app(create_ui(service, log), service, log, settings))
-            logger.info("Open http://%s:%d in a browser. Ctrl-C ends everything.", *listener.getsockname()[:2])
-            if supervisor.failure is None:
-                web.run(sockets=[listener])
+            asyncio.run(_serve_page(service, log, settings, listener, supervisor))
         finally:
             engine.close()
     return 0 if supervisor.failure is None else START_ERROR
@@ -144,13 +142,31 @@ def yield_to_engine() -> None:
         os.nice(NICENESS)
 
 
-def _web_server(app: FastAPI) -> uvicorn.Server:
+async def _serve_page(
+    service: ComparisonService,
+    log: StoredRunLog,
+    settings: ServerSettings,
+    listener: socket.socket,
+    supervisor: Supervisor,
+) -> None:
+    # Built inside the loop: outside of one, the framework makes loops of its own that nobody closes.
+    app = build_app(create_ui(service, log), service, log, settings)
     # A stream that a browser still holds open must not keep the program from ending.
-    return uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, server_header=False))
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, server_header=False)
+    web = supervisor.web = uvicorn.Server(config)
+    logger.info("Open http://%s:%d in a browser. Ctrl-C ends everything.", *listener.getsockname()[:2])
+    if supervisor.failure is None:
+        await web.serve(sockets=[listener])
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def main(arguments: Sequence[str] | None = None, engine_factory: EngineFactory = start_engine) -> int:
     """The command. Problems that the user can mend are one line and an exit status, never a trace."""
+    # A polite kill ends the engine's processes like Ctrl-C does.
+    signal.signal(signal.SIGTERM, _interrupt)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     options = build_parser().parse_args(arguments)

@@ -127,6 +127,8 @@ class EchoEngine:
         return self._status
 
     def start(self) -> None:
+        if self._worker is not None:
+            return
         self._worker = threading.Thread(target=self._work, daemon=True, name="echo-engine")
         self._worker.start()
 
@@ -163,7 +165,7 @@ class EchoEngine:
             self._closed = True
             for run in self._known.values():
                 run.stopped.set()
-            self._wake.notify()
+            self._wake.notify_all()
         if self._worker is not None:
             self._worker.join(timeout=5)
         self._set_status(EngineStatus(state="closed", message="The engine was closed"))

@@ -1,5 +1,6 @@
 """A whole application on a free port for tests: the real page, the real log in a temporary folder, any engine."""
 
+import asyncio
 import os
 import socket
 import threading
@@ -44,17 +45,25 @@ def served_page(engine: Any, database: Path, auth: tuple[str, str] | None = None
     with Recorder(database) as recorder:
         log = StoredRunLog(recorder)
         service = ComparisonService(engine, log)
-        app = build_app(create_ui(service, log), service, log, ServerSettings(port=port, auth=auth))
-        config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, daemon=True)
+        settings = ServerSettings(port=port, auth=auth)
+        servers: list[uvicorn.Server] = []
+
+        async def serve() -> None:
+            # Built inside a running loop, the framework makes no loops of its own that nobody closes.
+            app = build_app(create_ui(service, log), service, log, settings)
+            config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
+            servers.append(uvicorn.Server(config))
+            await servers[0].serve()
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
         thread.start()
         deadline = time.monotonic() + 30
-        while not server.started and thread.is_alive() and time.monotonic() < deadline:
+        while not (servers and servers[0].started) and thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert server.started, f"no page on port {port}"
+        assert servers, f"no page on port {port}"
+        assert servers[0].started, f"no page on port {port}"
         try:
             yield ServedPage(f"http://127.0.0.1:{port}", service, log, engine)
         finally:
-            server.should_exit = True
+            servers[0].should_exit = True
             thread.join(timeout=10)

@@ -1,7 +1,6 @@
 """The one public endpoint, `/compare`: a message and settings in, a stream of cumulative lanes out."""
 
 from collections.abc import Callable, Generator
-from typing import Any
 
 import gradio as gr
 
@@ -27,8 +26,3 @@ def compare_endpoint(service: ComparisonService) -> Callable[..., Snapshots]:
             service.stop(comparison_id)
 
     return compare
-
-
-def describe_settings() -> dict[str, Any]:
-    """The defaults of every flat setting, for the endpoint's description."""
-    return CompareSettings().flat()

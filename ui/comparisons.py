@@ -77,6 +77,11 @@ class Comparison:
         with self._changed:
             return self._changed.wait_for(lambda: self.version != version, timeout)
 
+    def wait_ended(self, timeout: float) -> bool:
+        """Wait until every lane has ended; False after `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.is_active, timeout)
+
     def header(self) -> dict[str, Any]:
         """What never changes while the comparison runs."""
         return {
@@ -166,6 +171,11 @@ class ComparisonService:
         comparison = self._comparisons.get(comparison_id or "")
         return comparison is not None and comparison.is_active
 
+    def active(self) -> list[Comparison]:
+        """The comparisons that have not ended, in the order in which the engine answers them."""
+        with self._lock:
+            return [comparison for comparison in self._comparisons.values() if comparison.is_active]
+
     def forget(self, comparison_id: str) -> None:
         """Drop an ended comparison from memory, after it was deleted from the store."""
         with self._lock:
@@ -173,9 +183,8 @@ class ComparisonService:
 
     def num_ahead(self, comparison: Comparison) -> int:
         """How many comparisons the engine answers before this one."""
-        with self._lock:
-            ids = [c.comparison_id for c in self._comparisons.values() if c.is_active]
-        return ids.index(comparison.comparison_id) if comparison.comparison_id in ids else 0
+        active = self.active()
+        return active.index(comparison) if comparison in active else 0
 
     def follow(self, comparison_id: str, interval: float = 0.08) -> Iterator[dict[str, Any]]:
         """Yield snapshots, at most one per `interval`, the last one complete; at least two a second while it runs."""

@@ -118,7 +118,8 @@ def _wire_history(
         return handlers.rows(text, mode, status)
 
     tab.select(refresh, filters, outputs, **DIRECT)
-    history.search.input(refresh, filters, outputs, trigger_mode="always_last", **DIRECT)
+    # Not `input`, which a pasted text does not raise.
+    history.search.change(refresh, filters, outputs, trigger_mode="always_last", **DIRECT)
     gr.on([history.mode.input, history.status.input, history.search.submit], refresh, filters, outputs, **DIRECT)
     history.listing.turn(turn, filters, outputs, **DIRECT)
     history.listing.erase(erase, filters, outputs, **DIRECT)

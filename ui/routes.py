@@ -26,9 +26,9 @@ UPDATE_SECONDS = 0.08
 KEEP_ALIVE_SECONDS = 10.0
 
 
-def status_data(status: EngineStatus) -> dict[str, Any]:
-    """The engine's status as plain JSON data."""
-    return asdict(status)
+def status_data(status: EngineStatus, log_problem: str | None) -> dict[str, Any]:
+    """The engine's status, and why the log does not follow, as plain JSON data."""
+    return {**asdict(status), "log_problem": log_problem}
 
 
 def parse_cursors(text: str) -> dict[Mode, Cursor]:
@@ -53,7 +53,8 @@ def build_routes(service: ComparisonService, log: StoredRunLog | None) -> APIRou
 
     @router.get("/status")
     async def status() -> JSONResponse:
-        return JSONResponse(status_data(service.engine.status), headers={"Cache-Control": "no-store"})
+        problem = log.problem if log is not None else None
+        return JSONResponse(status_data(service.engine.status, problem), headers={"Cache-Control": "no-store"})
 
     @router.get("/comparisons/{comparison_id}/events")
     async def events(comparison_id: str, request: Request, cursor: str = "") -> StreamingResponse:

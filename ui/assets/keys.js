@@ -4,7 +4,8 @@ const button = (id) => document.querySelector(`#${id} button, button#${id}`);
 
 document.addEventListener("keydown", (event) => {
   if (event.isComposing) return;
-  if (event.key === "Escape" && document.body.hasAttribute("data-running")) button("stop")?.click();
+  const closesList = event.target.getAttribute?.("aria-expanded") === "true";
+  if (event.key === "Escape" && !closesList && document.body.hasAttribute("data-running")) button("stop")?.click();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     button("send")?.click();

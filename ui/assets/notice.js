@@ -18,6 +18,8 @@ export function mount(element, trigger, props, watch) {
     const bad = status.state === "failed" || status.state === "unreachable" || status.state === "closed";
     const loading = status.state === "starting" || status.state === "loading";
     engine.dataset.kind = bad ? "error" : "info";
-    setText(engine, bad ? status.message : loading ? `The models are loading: ${describe(status)}. You can write your prompt meanwhile.` : draftError);
+    const lines = status.log_problem ? [`Answers are not being stored: ${status.log_problem}`] : [];
+    const line = bad ? status.message : loading ? `The models are loading: ${describe(status)}. You can write your prompt meanwhile.` : draftError;
+    setText(engine, [line, ...lines].filter(Boolean).join("\n"));
   });
 }

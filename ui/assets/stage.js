@@ -2,6 +2,7 @@
 import { h, setText } from "/ui/dom.js";
 import { settingsLine, when } from "/ui/format.js";
 import { Lane } from "/ui/lane.js";
+import { refreshStatus } from "/ui/status.js";
 import { drawSummary } from "/ui/summary.js";
 import { Timeline } from "/ui/timeline.js";
 import { ORIGINS, hideToken } from "/ui/tooltip.js";
@@ -41,7 +42,7 @@ class Stage {
     this.source = source;
     source.addEventListener("header", (event) => this.onHeader(JSON.parse(event.data)));
     source.addEventListener("update", (event) => { this.cursor = event.lastEventId; this.onUpdate(JSON.parse(event.data)); });
-    source.addEventListener("end", () => { this.ended = true; this.close(); });
+    source.addEventListener("end", () => { this.ended = true; this.close(); refreshStatus(); });
     source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) this.onLost(); });
   }
 

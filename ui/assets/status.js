@@ -19,6 +19,10 @@ async function poll() {
 
 document.addEventListener("visibilitychange", () => { if (!document.hidden && listeners.size) poll(); });
 
+export function refreshStatus() {
+  if (listeners.size) poll();
+}
+
 export function onStatus(listener) {
   listeners.add(listener);
   if (latest) listener(latest);

@@ -26,6 +26,9 @@ function deviceTile(perDevice) {
 }
 
 export function drawSummary(element, summary) {
+  const drawn = JSON.stringify(summary);
+  if (element.dataset.drawn === drawn) return;
+  element.dataset.drawn = drawn;
   const tiles = [...summary.ratios.map(ratioTile), sameTile(summary.same), deviceTile(summary.per_device)];
   element.replaceChildren(...tiles);
   element.hidden = false;
