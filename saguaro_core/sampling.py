@@ -125,8 +125,9 @@ class GumbelNoise:
 
     def _make(self, position: int) -> Tensor:
         bits = philox(self.seed, Stream.GUMBEL, position).random_raw(self.size)
-        # Centred on the 2^53 grid: never 0 and never 1, so both logarithms are finite.
-        uniform = torch.from_numpy(((bits >> np.uint64(11)) + 0.5) * 2.0**-53)
+        # Centred on the 2^52 grid: never 0 and never 1, so both logarithms are finite. On a finer grid the last
+        # centre would round to 1.
+        uniform = torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
         row = uniform.log_().neg_().log_().neg_().float()
         if self._token_ids is not None:
             row = row[self._token_ids]
