@@ -9,14 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
+
+from saguaro_core.errors import ModelError
 
 ATTENTION_NAME = "saguaro_slotted"
 
 
-def fold_mask(visible: Tensor, num_groups: int) -> Tensor:
-    """Visibility [b, n, used] repeated for the folded query rows: [b, 1, groups * n, used], boolean."""
-    return visible.repeat(1, num_groups, 1).unsqueeze(1)
+def fold_mask(visible: Tensor, num_groups: int, dtype: torch.dtype) -> Tensor:
+    """What to add to the scores of folded query rows: [b, 1, groups * n, used], 0 where `visible` [b, n, used], else
+    -inf.
+
+    Made once per forward, because attention would turn a boolean mask into this again in every layer.
+    """
+    hidden = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    return hidden.repeat(1, num_groups, 1).unsqueeze(1)
 
 
 def slotted_attention(
@@ -24,11 +31,14 @@ def slotted_attention(
     query: Tensor,  # [b, heads, n, head_dim]
     key: Tensor,  # [b, kv_heads, used, head_dim]
     value: Tensor,  # [b, kv_heads, used, head_dim]
-    attention_mask: Tensor | None,  # [b, 1, groups * n, used], boolean
+    attention_mask: Tensor | None,  # [b, 1, groups * n, used], added to the scores
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention output [b, n, heads, head_dim]; the second value (weights) is not computed."""
+    unsupported = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
+    if unsupported:
+        raise ModelError(f"the model's attention uses {', '.join(unsupported)}: models without it are supported.")
     batch, heads, num_queries, head_dim = query.shape
     kv_heads = key.shape[1]
     folded = query.reshape(batch, kv_heads, heads // kv_heads * num_queries, head_dim)
@@ -36,19 +46,13 @@ def slotted_attention(
     return out.view(batch, heads, num_queries, -1).transpose(1, 2), None
 
 
-def register_attention() -> str:
-    """Make the function known to transformers (again is harmless) and return its name."""
+def use_slotted_attention(model: PreTrainedModel) -> None:
+    """Make a model attend through `slotted_attention`; doing it again is harmless."""
     AttentionInterface.register(ATTENTION_NAME, slotted_attention)
-    return ATTENTION_NAME
+    model.set_attn_implementation(ATTENTION_NAME)
 
 
 def num_query_groups(config: Any) -> int:
     """Query heads for each key-value head."""
     heads: int = config.num_attention_heads
     return heads // (getattr(config, "num_key_value_heads", None) or heads)
-
-
-def causal_visibility(positions: Tensor, used: int) -> Tensor:
-    """Visibility [b, n, used] of a trunk whose slot number is its position: each query sees slots up to its own."""
-    slots = torch.arange(used, device=positions.device)
-    return slots <= positions.unsqueeze(-1)

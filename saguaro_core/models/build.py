@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from saguaro_core.models.attention import use_slotted_attention
+from saguaro_core.models.lean import make_lean
 from saguaro_core.models.linear import HalfLinear, has_fbgemm, prepare_for_cpu
 from saguaro_core.models.load import load_draft, load_target
 from saguaro_core.models.placement import DevicePlan
@@ -71,6 +73,9 @@ def build_draft(name: str, *, target_name: str, plan: DevicePlan) -> DraftModel:
 def _prepare(model: PreTrainedModel, plan: DevicePlan, dtype: str) -> tuple[str, int]:
     """Make a model fast for its device; the weights' dtype as held, and how many parameters it has."""
     num_parameters = sum(p.numel() for p in model.parameters())
+    use_slotted_attention(model)
+    if len(plan.devices) == 1:  # A sharded model's layers carry the hooks that move data between devices.
+        make_lean(model)
     if plan.is_cpu:
         prepare_for_cpu(model)
         dtype = "float16 weights, float32 activations" if has_fbgemm() else "float32"

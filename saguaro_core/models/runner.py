@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from saguaro_core.errors import ModelError
-from saguaro_core.models.attention import ATTENTION_NAME, fold_mask, num_query_groups, register_attention
+from saguaro_core.models.attention import fold_mask, num_query_groups, use_slotted_attention
 from saguaro_core.models.kv_cache import SlotPlan, SlottedCache
 
 
@@ -65,21 +65,23 @@ class ModelRunner:
     def __init__(
         self, model: PreTrainedModel, *, vocabulary_size: int, context_length: int, device: torch.device
     ) -> None:
-        register_attention()
-        model.set_attn_implementation(ATTENTION_NAME)
+        use_slotted_attention(model)
         self.model = model
         self.vocabulary_size = vocabulary_size
         self.context_length = context_length
         self.device = device
         self.cache = SlottedCache(model.config.num_hidden_layers)
         self._num_groups = num_query_groups(model.config)
+        self._dtype = torch.float32 if device.type == "cpu" else model.dtype
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor | None:
         """Run the model; logits of padded vocabulary entries are cut off. Raises ModelError on NaN."""
         self.cache.reserve(batch.used)
         self.cache.plan = SlotPlan(batch.slots.to(self.device), batch.used, batch.first)
-        mask = None if batch.visible is None else fold_mask(batch.visible.to(self.device), self._num_groups)
+        mask = (
+            None if batch.visible is None else fold_mask(batch.visible.to(self.device), self._num_groups, self._dtype)
+        )
         logits: Tensor = self.model(
             input_ids=batch.token_ids.to(self.device),
             position_ids=batch.positions.to(self.device),
