@@ -9,6 +9,7 @@ from typing import Literal
 
 from saguaro_core.config import FallbackPolicy
 from saguaro_core.events import FallbackKind
+from saguaro_core.theory import Backup, ssd_speed
 
 MAX_NGRAM = 4
 
@@ -98,8 +99,8 @@ class FallbackChooser:
         return "fast" if fast > self._speed(self.tokens_neural.value, duration) else "neural"
 
     def _speed(self, tokens_miss: float, duration: float) -> float:
-        p = self.hit_rate.value
-        return (p * self.tokens_hit.value + (1 - p) * tokens_miss) / (1 + (1 - p) * duration)
+        backup = Backup(tokens_per_round=tokens_miss, time=duration)
+        return ssd_speed(self.hit_rate.value, self.tokens_hit.value, backup, build_time=1.0)
 
     def observe_round(self, is_hit: bool, accepted: int, seconds: float) -> None:
         """A round of `accepted` + 1 tokens ended `seconds` after its speculation was sent."""
