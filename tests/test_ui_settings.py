@@ -28,6 +28,7 @@ FLAT = st.fixed_dictionaries(
         "fallback": st.sampled_from(["auto", "neural", "fast"]),
         "acceptance": st.none() | st.floats(0.01, 0.99),
         "system_prompt": st.text(st.characters(codec="utf-8")),
+        "power_law_r": st.none() | st.floats(0.01, 10),
         "modes": st.lists(st.sampled_from(MODES), min_size=1, max_size=3, unique=True),
     },
 )

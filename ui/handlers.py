@@ -1,14 +1,15 @@
 """What the Compare page does: plain functions over plain data. Errors become a line on the page, never a trace."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from saguaro_core.errors import SaguaroError
 from ui.comparisons import ComparisonService
 from ui.settings import CompareSettings
 
-_FORM_TEXT = ("fan_out_list", "stop", "seed")
+_WHOLE_NUMBERS = ("seed", "max_new_tokens", "top_k")
+_OPTIONAL_NUMBERS = ("acceptance", "power_law_r")
 Value = dict[str, Any]
 BUSY = "An answer is still running: stop it (Esc) or wait for its end, then send again. Nothing was started."
 
@@ -62,28 +63,30 @@ class Handlers:
 def flat_from_form(form: Mapping[str, Any]) -> dict[str, Any]:
     """Flat settings from the form's values. What cannot be read goes on as it is, to be refused by name."""
     flat = dict(form)
-    flat["fan_out_list"] = _numbers(form["fan_out_list"]) if form["fan_out"] == "list" else []
+    for name in _WHOLE_NUMBERS:
+        flat[name] = _read(int, form[name])
+    for name in _OPTIONAL_NUMBERS:
+        flat[name] = _read(float, form[name]) if str(form[name] or "").strip() else None
     flat["stop"] = [line for line in str(form["stop"] or "").splitlines() if line]
-    seed = _numbers(form["seed"])
-    flat["seed"] = seed[0] if isinstance(seed, list) and len(seed) == 1 else form["seed"]
-    if "saguaro_c" in flat and flat["saguaro_c"] is None:
-        flat["saguaro_c"] = 1.0
+    flat["fan_out_list"] = _read(_whole_numbers, form["fan_out_list"]) if form["fan_out"] == "list" else []
     return flat
 
 
 def form_from_flat(flat: Mapping[str, Any]) -> dict[str, Any]:
     """The form's values for flat settings: the inverse of flat_from_form."""
-    return {
-        **{name: value for name, value in flat.items() if name not in _FORM_TEXT},
-        "fan_out_list": ", ".join(map(str, flat["fan_out_list"])),
-        "stop": "\n".join(flat["stop"]),
-        "seed": str(flat["seed"]),
-    }
+    texts = {name: str(flat[name]) for name in _WHOLE_NUMBERS}
+    texts |= {name: "" if flat[name] is None else str(flat[name]) for name in _OPTIONAL_NUMBERS}
+    lists = {"stop": "\n".join(flat["stop"]), "fan_out_list": ", ".join(map(str, flat["fan_out_list"]))}
+    return {**flat, **texts, **lists}
 
 
-def _numbers(text: Any) -> Any:
-    """A text's whole numbers as a list, or the text itself if it holds anything else."""
+def _read(kind: Callable[[str], Any], text: Any) -> Any:
+    """The value that a text stands for, or the text itself if it stands for none."""
     try:
-        return [int(part) for part in str(text).replace(",", " ").split()]
+        return kind(str(text))
     except ValueError:
         return text
+
+
+def _whole_numbers(text: str) -> list[int]:
+    return [int(part) for part in text.replace(",", " ").split()]

@@ -18,7 +18,7 @@ RATE = 500.0
 def test_the_browser_is_done_soon_after_the_server(
     serve_echo: Callable[..., ServedPage], open_page: Callable[..., Page]
 ) -> None:
-    served = serve_echo(rate=RATE, speed={"ar": 1.0, "sd": 1.5, "ssd": 2.0})
+    served = serve_echo(rate=RATE, speed={"ar": 1.0, "sd": 2.0, "ssd": 4.0})
     page = open_page(served.url)
     set_limit(page, NUM_TOKENS)
     send(page, "hello")

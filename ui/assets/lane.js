@@ -31,11 +31,11 @@ export class Lane {
     this.drawn = 0;
     this.stick = true;
     this.text = h("div", { class: "lane-text", tabindex: "0", role: "group", dir: "auto", "aria-label": `${short} answer; arrow keys walk the tokens` });
-    this.phase = h("span", { class: "phase", role: "status" }, "empty");
+    this.phase = h("span", { class: "phase", role: "status" });
     this.note = h("p", { class: "lane-note", hidden: true });
     this.speed = h("b", {}, "n/a");
     this.bar = h("i", { class: "speed-bar", "aria-hidden": "true" });
-    this.cells = FIGURES.map(() => h("dd", {}, "n/a"));
+    this.cells = FIGURES.map(() => h("dd", { class: "none" }, "n/a"));
     this.empty = h("p", { class: "lane-empty" }, `${name} decoding: ${how}.`);
     this.element = h("section", { class: "lane", "data-mode": mode, "data-phase": "empty", "aria-label": `${short}, ${name}` },
       h("header", {}, h("h3", {}, short), h("span", { class: "lane-name" }, name), this.phase, this.copyButton(short)),

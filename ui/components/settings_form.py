@@ -1,4 +1,7 @@
-"""The settings panel. Its bounds only shape the controls: the config classes judge what is sent."""
+"""The settings panel. Its bounds only shape the controls: the config classes judge what is sent.
+
+Numbers without a slider are texts: the framework's number field turns an empty one into 0 and rounds large seeds.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +48,7 @@ def _slider(low: float, high: float, value: float, step: float, label: str, info
 def _sampling(values: dict[str, Any]) -> dict[str, gr.components.Component]:
     temperature = _slider(0, 2, values["temperature"], 0.05, "Temperature", "0 is greedy")
     with gr.Row(elem_classes="short-fields"):
-        limit = gr.Number(values["max_new_tokens"], label="Max new tokens", min_width=0)
+        limit = gr.Textbox(str(values["max_new_tokens"]), label="Max new tokens", min_width=0)
         seed = gr.Textbox(str(values["seed"]), label="Seed", min_width=0)
     return {"temperature": temperature, "max_new_tokens": limit, "seed": seed}
 
@@ -80,8 +83,8 @@ def _more(values: dict[str, Any]) -> dict[str, gr.components.Component]:
     return {
         "system_prompt": gr.Textbox(values["system_prompt"], label="System prompt", lines=2, max_lines=6),
         "top_p": _slider(0, 1, values["top_p"], 0.01, "Top-p", "1 switches it off"),
-        "top_k": gr.Number(values["top_k"], label="Top-k", info="0 switches it off"),
+        "top_k": gr.Textbox(str(values["top_k"]), label="Top-k", info="0 switches it off"),
         "stop": gr.Textbox("", label="Stop strings", info="one a line", lines=2, max_lines=8),
-        "acceptance": gr.Number(None, label="Fix acceptance a", info="empty: estimated as it runs"),
-        "power_law_r": gr.Number(None, label="Fix power law r", info="empty: estimated as it runs"),
+        "acceptance": gr.Textbox("", label="Fix acceptance a", info="empty: estimated as it runs"),
+        "power_law_r": gr.Textbox("", label="Fix power law r", info="empty: estimated as it runs"),
     }
