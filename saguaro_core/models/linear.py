@@ -48,7 +48,8 @@ class HalfEmbedding(nn.Module):
 
     def __init__(self, source: nn.Embedding) -> None:
         super().__init__()
-        self.weight = nn.Parameter(source.weight.detach(), requires_grad=False)
+        # A copy: the original may be a view of the whole checkpoint, which it would keep mapped.
+        self.weight = nn.Parameter(source.weight.detach().clone(), requires_grad=False)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         return embedding(token_ids, self.weight).float()
