@@ -5,93 +5,17 @@ It serves the page's tests, which need odd situations on demand: failing lanes, 
 
 import threading
 import time
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from random import Random
+from collections.abc import Callable
 
-from saguaro_core.config import EngineConfig, GenerationRequest, Mode
+from echo_decode import EchoDecode, EchoRun, Script, finished
+
+from saguaro_core.config import EngineConfig, GenerationRequest
 from saguaro_core.errors import EngineUnavailable, ModelError
-from saguaro_core.events import (
-    Alternative,
-    CacheOutcome,
-    Event,
-    FallbackKind,
-    Lane,
-    Notice,
-    Origin,
-    PhaseEvent,
-    PreparedOutcome,
-    RoundEvent,
-    RunFinished,
-    RunStarted,
-    SpanEvent,
-    SpanKind,
-    Status,
-    StopReason,
-    TokenEvent,
-)
-from saguaro_core.figures import FiguresAccumulator
-from saguaro_core.run_figures import RunFigures
+from saguaro_core.events import Event
 from saguaro_core.status import EngineInfo, EngineStatus, ModelInfo
 
-STORY = (
-    "A cactus does not hurry. It stands where the rain left it,\nand it prepares, "
-    "quietly, for every rain that might come."
-    "\n\n1. Guess what happens next.\n2. Prepare an answer for each guess.\n3. When the rain comes, drink.\n\n"
-    "def ready(rain):\n    return rain in prepared  # no waiting\n\nThat is all there is to it. "
-)
-SPEED: Mapping[Mode, float] = {"ar": 1.0, "sd": 1.5, "ssd": 2.2}
-
-
-def pieces_of(text: str) -> list[str]:
-    """Cut a text into token-like pieces: a space and a word, or single other characters."""
-    pieces: list[str] = []
-    for character in text:
-        if pieces and character.isalnum() and (pieces[-1][-1].isalnum() or pieces[-1] == " "):
-            pieces[-1] += character
-        else:
-            pieces.append(character)
-    return pieces
-
-
-def token_id(piece: str) -> int:
-    """A stable made-up id for a piece."""
-    return zlib.crc32(piece.encode()) % 49_152
-
-
-@dataclass
-class Script:
-    """How an EchoEngine behaves. `rate` is AR's tokens a second; None sends without any pause.
-
-    `fail_at[mode]` raises after that many tokens. `differ_at[mode]` changes one token's text at that index.
-    """
-
-    text: str = STORY
-    pieces: list[str] | None = None
-    rate: float | None = 40.0
-    prefill_seconds: float = 0.05
-    load_seconds: float = 0.0
-    load_error: str | None = None
-    draft_error: str | None = None
-    fail_at: dict[Mode, int] = field(default_factory=dict)
-    differ_at: dict[Mode, int] = field(default_factory=dict)
-    endless: bool = True
-    speed: Mapping[Mode, float] = field(default_factory=lambda: dict(SPEED))
-    notice: str | None = None
-
-
-@dataclass
-class _Run:
-    run_id: str
-    request: GenerationRequest
-    on_event: Callable[[Event], None]
-    stopped: threading.Event = field(default_factory=threading.Event)
-
-
-class _LaneError(Exception):
-    pass
+__all__ = ["EchoEngine", "Script"]
 
 
 class EchoEngine:
@@ -109,8 +33,8 @@ class EchoEngine:
         self.num_rounds_made = 0
         self._on_status = on_status
         self._status = EngineStatus(state="starting", message="Starting the engine")
-        self._queue: deque[_Run] = deque()
-        self._known: dict[str, _Run] = {}
+        self._queue: deque[EchoRun] = deque()
+        self._known: dict[str, EchoRun] = {}
         self._wake = threading.Condition()
         self._closed = False
         self._worker: threading.Thread | None = None
@@ -145,7 +69,7 @@ class EchoEngine:
     def submit(self, run_id: str, request: GenerationRequest, on_event: Callable[[Event], None]) -> None:
         if self._status.state != "ready":
             raise EngineUnavailable(f"the engine is {self._status.state}: {self._status.message}")
-        run = _Run(run_id, request, on_event)
+        run = EchoRun(run_id, request, on_event)
         with self._wake:
             self._queue.append(run)
             self._known[run_id] = run
@@ -158,7 +82,7 @@ class EchoEngine:
                 run.stopped.set()
             if run is not None and run in self._queue:
                 self._queue.remove(run)
-                run.on_event(_finished(run, "stopped", "user", [], 0.0))
+                run.on_event(finished(run, "stopped", "user", [], 0.0))
 
     def close(self) -> None:
         with self._wake:
@@ -183,7 +107,10 @@ class EchoEngine:
                 if self._closed:
                     return
                 run = self._queue.popleft()
-            _Decode(self, run).run()
+            EchoDecode(self.script, run, self._count_round).run()
+
+    def _count_round(self) -> None:
+        self.num_rounds_made += 1
 
     def _load(self) -> None:
         steps = 20
@@ -213,171 +140,3 @@ class EchoEngine:
             context_length=8192, num_devices=1 if self.script.draft_error else 2, hardware="Echo CPU, 2 cores",
             versions={"torch": "2.13.0", "transformers": "5.24.0"}, notes=("scripted answers, no model",),
         )  # fmt: skip
-
-
-def _finished(
-    run: _Run, status: Status, reason: StopReason, events: list[Event], now: float, error: str | None = None
-) -> RunFinished:
-    tokens = [event for event in events if isinstance(event, TokenEvent)]
-    return RunFinished(
-        run_id=run.run_id, status=status, stop_reason=reason, time=now, text="".join(t.text for t in tokens),
-        token_ids=tuple(t.token_id for t in tokens), error=error, figures=figures_of(run.request.mode, events, now),
-    )  # fmt: skip
-
-
-def figures_of(mode: Mode, events: list[Event], now: float) -> RunFigures:
-    """The figures of a scripted run, by the engine's own accumulator."""
-    accumulator = FiguresAccumulator(mode, num_devices=2)
-    for event in events:
-        accumulator.add(event)
-    return accumulator.figures(now)
-
-
-class _Decode:
-    """One scripted run."""
-
-    def __init__(self, engine: EchoEngine, run: _Run) -> None:
-        self.engine, self.request_run, self.script = engine, run, engine.script
-        self.request = run.request
-        self.mode = run.request.mode
-        self.random = Random(f"{self.mode}{self.request.sampling.seed}")
-        self.tokens: list[TokenEvent] = []
-        self.events: list[Event] = []
-        self.num_rounds = 0
-        self.now = 0.0
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-        self.request_run.on_event(event)
-
-    def run(self) -> None:
-        run_id, prompt = self.request_run.run_id, self.request.messages[-1].content
-        ids = tuple(token_id(piece) for piece in pieces_of(prompt))
-        self.emit(RunStarted(run_id=run_id, started_at=time.time(), prompt=prompt, prompt_token_ids=ids))
-        status: Status = "finished"
-        reason: StopReason = "eos"
-        error = None
-        try:
-            reason = self._answer()
-            status = "stopped" if reason == "user" else "finished"
-        except _LaneError as failure:
-            status, reason, error = "failed", "error", str(failure)
-        self.emit(_finished(self.request_run, status, reason, self.events, self.now, error))
-
-    def _answer(self) -> StopReason:
-        if self.mode != "ar" and self.script.draft_error:
-            raise _LaneError(f"no draft model is loaded: {self.script.draft_error}")
-        self._prefill()
-        pieces = self._pieces()
-        cap = self.request.sampling.max_new_tokens
-        pending = next(pieces, None)
-        while pending is not None:
-            if self.request_run.stopped.is_set():
-                return "user"
-            pending = self._round(pending, pieces, cap)
-            if len(self.tokens) >= cap:
-                return "length"
-        return "eos"
-
-    def _pieces(self) -> Iterator[str]:
-        base = self.script.pieces if self.script.pieces is not None else pieces_of(self.script.text)
-        while True:
-            yield from base
-            if not self.script.endless:
-                return
-
-    def _prefill(self) -> None:
-        run_id = self.request_run.run_id
-        for step in range(4):
-            self.emit(PhaseEvent(run_id=run_id, phase="prefill", time=self.now, progress=step / 4))
-            self._advance(self.script.prefill_seconds / 4)
-        self.emit(SpanEvent(run_id=run_id, lane="target", kind="prefill", start=0.0, end=self.now))
-        self.emit(PhaseEvent(run_id=run_id, phase="decode", time=self.now))
-        if self.script.notice:
-            self.emit(Notice(run_id=run_id, message=self.script.notice, time=self.now))
-
-    def _advance(self, seconds: float) -> None:
-        if self.script.rate is not None:
-            self.request_run.stopped.wait(seconds)
-        self.now += seconds
-
-    def _round(self, pending: str | None, pieces: Iterator[str], cap: int) -> str | None:
-        self.engine.num_rounds_made += 1
-        drafted = 0 if self.mode == "ar" else self.request.speculation.lookahead
-        accepted = min(drafted, int(drafted * self.random.random() * 1.6))
-        index = self.num_rounds
-        cache, fallback = self._cache_outcome(index)
-        seconds = (1 + accepted) / ((self.script.rate or 400.0) * self.script.speed[self.mode])
-        start = self.now
-        self._advance(seconds)
-        self._spans(index, start, cache, fallback)
-        committed = 0
-        while pending is not None and committed <= accepted and len(self.tokens) < cap:
-            self._token(pending, index, committed, self._origin(committed, accepted, cache))
-            committed += 1
-            pending = next(pieces, None)
-        bonus = self.tokens[-1].token_id
-        round_event = RoundEvent(
-            run_id=self.request_run.run_id, index=index, drafted=drafted, accepted=min(accepted, committed),
-            bonus_token_id=bonus, start=start, verify_ms=seconds * 800, cache=cache, fallback=fallback,
-            draft_ms=seconds * 150 if drafted else 0.0, wait_ms=0.0 if cache == "hit" or not drafted else seconds * 200,
-            fan_out=(4, 3, 2, 3) if cache else (), num_committed=committed,
-            prepared=(PreparedOutcome(accepted=0, token_ids=(11, 12)),) if cache else (),
-        )  # fmt: skip
-        self.num_rounds += 1
-        self.emit(round_event)
-        return pending
-
-    def _cache_outcome(self, index: int) -> tuple[CacheOutcome | None, FallbackKind | None]:
-        if self.mode != "ssd":
-            return None, None
-        if index == 0:
-            return "compulsory", "neural"
-        if self.random.random() < 0.75:
-            return "hit", None
-        return "miss", "neural"
-
-    def _origin(self, place: int, accepted: int, cache: CacheOutcome | None) -> Origin:
-        if self.mode == "ar":
-            return "target"
-        if place >= accepted:
-            return "bonus"
-        if self.mode == "sd":
-            return "draft"
-        return "cache_hit" if cache == "hit" else "fallback"
-
-    def _token(self, piece: str, round_index: int, place: int, origin: Origin) -> None:
-        index = len(self.tokens)
-        if self.script.fail_at.get(self.mode) == index:
-            raise _LaneError(f"the {self.mode} lane was told to fail at token {index}")
-        text = piece + "?" if self.script.differ_at.get(self.mode) == index else piece
-        p = self.random.uniform(0.3, 1.0)
-        event = TokenEvent(
-            run_id=self.request_run.run_id, index=index, token_id=token_id(text), text=text, time=self.now,
-            round_index=round_index, place=place, origin=origin, p=p,
-            q=None if origin == "target" else self.random.uniform(0.1, 1.0),
-            alternatives=(
-                Alternative(token_id=token_id(text), text=text, p=p),
-                Alternative(token_id=7, text=" other", p=(1 - p) / 2),
-            ),
-        )  # fmt: skip
-        self.tokens.append(event)
-        self.emit(event)
-
-    def _spans(self, index: int, start: float, cache: CacheOutcome | None, fallback: FallbackKind | None) -> None:
-        end, length = self.now, self.now - start
-        if self.mode == "sd":
-            self._span("draft", "step", start, start + length / 4, index)
-            self._span("target", "wait", start, start + length / 4, index)
-            start += length / 4
-        if fallback is not None:
-            self._span("draft", "fallback", start, start + length / 5, index)
-            self._span("target", "wait", start, start + length / 5, index)
-            start += length / 5
-        if cache is not None:
-            self._span("draft", "build", start, start + (end - start) * 0.9, index)
-        self._span("target", "verify", start, end, index)
-
-    def _span(self, lane: Lane, kind: SpanKind, start: float, end: float, index: int) -> None:
-        run_id = self.request_run.run_id
-        self.emit(SpanEvent(run_id=run_id, lane=lane, kind=kind, start=start, end=end, round_index=index))
