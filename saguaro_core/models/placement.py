@@ -28,10 +28,15 @@ class DevicePlan:
         return self.devices[0]
 
     def describe(self) -> str:
-        """As written on the command line."""
+        """As written on the command line; cores with gaps between them, which cannot be written there, are listed."""
         if not self.is_cpu:
             return "+".join(self.devices)
-        return "cpu:" + ",".join(map(str, self.cores)) if self.cores else "cpu"
+        if not self.cores:
+            return "cpu"
+        first, last = self.cores[0], self.cores[-1]
+        if self.cores != tuple(range(first, last + 1)):
+            return "cpu:" + ",".join(map(str, self.cores))
+        return f"cpu:{first}" if first == last else f"cpu:{first}-{last}"
 
 
 @dataclass(frozen=True, slots=True)
