@@ -110,6 +110,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 EXAMPLES: Mapping[str, str] = {
-    "Predictable": "Count from one to thirty in words, separated by commas, then do it again.",
+    "Predictable": "Write a Python function that returns the n-th Fibonacci number, and show how to call it.",
     "Creative": "Write a short story about a lighthouse keeper who collects lost sounds.",
 }

@@ -88,7 +88,7 @@ export class Timeline {
     for (const [, start, , , , , , cache] of this.rounds) {
       if (!cache || start < this.view[0] || start > this.view[1]) continue;
       const x = this.x(start, width);
-      pen.fillStyle = style.getPropertyValue(cache === "hit" ? "--sg-good" : "--sg-bad");
+      pen.fillStyle = style.getPropertyValue({ hit: "--sg-good", miss: "--sg-bad" }[cache] ?? "--sg-soft");
       if (cache === "hit") pen.fillRect(x, top, 2, 7);
       else { pen.beginPath(); pen.moveTo(x - 3, top + 7); pen.lineTo(x + 1, top); pen.lineTo(x + 5, top + 7); pen.fill(); }
     }

@@ -18,7 +18,7 @@ STAGE = """
     <ul class="span-legend" aria-label="Kinds of work">
       <li data-kind="prefill">prefill</li><li data-kind="verify">verify</li><li data-kind="build">build cache</li>
       <li data-kind="step">draft</li><li data-kind="fallback">fallback</li><li data-kind="wait">wait</li>
-      <li data-kind="hit">hit</li><li data-kind="miss">miss</li>
+      <li data-kind="hit">hit</li><li data-kind="miss">miss</li><li data-kind="first">first, empty cache</li>
       <li class="hint">scroll zooms, drag moves, double-click shows all</li></ul>
     <div class="stage-timelines"></div></details>
 </div>
