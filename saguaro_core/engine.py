@@ -127,7 +127,7 @@ class Engine:
                     f"the engine is {self._status.state} ({self._status.message}): try again once it is ready."
                 )
             self._runs[run_id] = _OpenRun(on_event, FiguresAccumulator(request.mode, info.num_devices))
-        self._send(Submit(run_id=run_id, request=request))
+            self._send(Submit(run_id=run_id, request=request))
 
     def stop(self, run_id: str) -> None:
         """End a queued or running run within one round; unknown ids are ignored."""
@@ -184,6 +184,8 @@ class Engine:
 
     def _serve_process(self, inbox: "zmq.Socket[bytes]") -> bool:
         """Run one engine process to its end; whether another one should follow."""
+        while inbox.poll(0):  # What is here was meant for the process before, and its runs have ended.
+            inbox.recv_multipart()
         child = self._child = Child.spawn(MODULE)
         try:
             child.link.send(Configure(config=self.config))
@@ -215,6 +217,7 @@ class Engine:
         return found
 
     def _judge_end(self, child: Child) -> bool:
+        """Say what became of the process and end its runs; whether it is to be started again."""
         if self._closing:
             return False
         if self._status.state == "failed":
@@ -222,12 +225,14 @@ class Engine:
             return False
         reason = f"the engine process {child.describe_end()}."
         logger.error(reason)
-        self._end_runs(reason)
-        if self._status.state != "ready" or self._num_restarts >= _MOST_RESTARTS:
+        goes_on = self._status.state == "ready" and self._num_restarts < _MOST_RESTARTS
+        # The status first: whoever hears of a run's end can wait for the next start.
+        if goes_on:
+            self._set_status(EngineStatus(state="starting", message=f"{reason} Starting it again"))
+        else:
             self._set_status(EngineStatus(state="failed", message=f"{reason} Restart the application."))
-            return False
-        self._set_status(EngineStatus(state="starting", message=f"{reason} Starting it again"))
-        return True
+        self._end_runs(reason)
+        return goes_on
 
     def _deliver(self, message: Message) -> None:
         if isinstance(message, EngineStatus):

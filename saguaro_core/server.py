@@ -13,7 +13,7 @@ from saguaro_core.config import EngineConfig, GenerationRequest
 from saguaro_core.decoding.detokenizer import Detokenizer
 from saguaro_core.decoding.loop import DecodingLoop
 from saguaro_core.decoding.reporter import RunContext
-from saguaro_core.decoding.sources import CandidateSource, DraftSource, NoDraft
+from saguaro_core.decoding.sources import CandidateSource, DraftSource, NoDraft, StopRequested
 from saguaro_core.decoding.stopping import AnswerBuilder
 from saguaro_core.decoding.target import TargetSession, Verifier
 from saguaro_core.draft.child import connect_to_parent
@@ -148,6 +148,8 @@ class EngineServer:
         self._running, self._stop_requested = submit.run_id, False
         try:
             prompt, loop = self._prepare(submit)
+        except StopRequested:
+            self.link.send(_unstarted(submit.run_id, None))
         except Exception as error:  # The run ends with its reason; the engine goes on.
             if not isinstance(error, SaguaroError):
                 logger.exception("run %s could not start", submit.run_id)
@@ -203,7 +205,8 @@ class EngineServer:
         """The source of the request's mode. Raises DraftUnavailable: an AR run is never passed off as another mode."""
         if request.mode == "ar":
             return NoDraft()
-        self.draft.wait_loaded()
+        self.draft.recover(was_lost=False)  # It may have died while nothing was asked of it.
+        self.draft.wait_loaded(self._should_stop)
         limit = min(request.sampling.max_new_tokens, room)
         begin = Begin(
             epoch=self.draft.next_epoch(),

@@ -37,6 +37,9 @@ class Proposal:
 
 NOTHING = Proposal(token_ids=[])
 
+# A stopped run ends at once even if its draft hangs or reads a long prompt: what it sends later carries an old epoch.
+_LONGEST_END = 2.0
+
 
 class StopRequested(Exception):
     """The user stopped the run while the target was waiting for the draft."""
@@ -141,7 +144,7 @@ class DraftSource(CandidateSource):
     def end(self) -> tuple[DraftSpan, ...]:
         """Let the draft forget the request and wait, briefly, until it has."""
         spans: tuple[DraftSpan, ...] = ()
-        deadline = self._clock() + self._timeout
+        deadline = self._clock() + min(self._timeout, _LONGEST_END)
         try:
             self._send(End(epoch=self._begin.epoch))
             while self._clock() < deadline:

@@ -2,9 +2,11 @@
 
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 
+from saguaro_core.decoding.sources import StopRequested
 from saguaro_core.draft.child import Child
 from saguaro_core.draft.messages import DraftFailed, DraftLoaded, LoadDraft, Message
 from saguaro_core.errors import DraftUnavailable
@@ -36,23 +38,27 @@ class DraftHandle:
         self._child.link.send(self._load)
         self._load_deadline = time.monotonic() + self._load_timeout
 
-    def wait_loaded(self) -> None:
-        """Wait until the draft can serve. Raises DraftUnavailable with the reason, which `error` keeps."""
+    def wait_loaded(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the draft can serve. Raises DraftUnavailable with the reason, which `error` keeps, or
+        StopRequested as soon as `should_stop` says so; the draft then goes on loading.
+        """
         if self.info is not None:
             return
         if self.error is not None:
             raise DraftUnavailable(self.error)
         try:
-            self._take(self._await_load())
+            self._take(self._await_load(should_stop))
         except DraftUnavailable as error:
             self.error = str(error)
             raise
 
-    def _await_load(self) -> Message:
+    def _await_load(self, should_stop: Callable[[], bool]) -> Message:
         while time.monotonic() < self._load_deadline:
             message = self.receive(0.2)
             if isinstance(message, (DraftLoaded, DraftFailed)):
                 return message
+            if should_stop():
+                raise StopRequested
         raise DraftUnavailable(f"the draft did not load within {self._load_timeout:g} s.")
 
     def _take(self, message: Message) -> None:
