@@ -2,13 +2,15 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+from saguaro_core.config import EngineConfig
+from saguaro_core.engine import Engine
 from saguaro_core.errors import ModelError
 from saguaro_core.models.catalogue import DEFAULT_TARGET
 from saguaro_core.models.fetch import fetch_model
@@ -52,6 +54,14 @@ def default_target_dir() -> Path:
     except ModelError as error:
         _skip_or_fail(str(error))
         raise
+
+
+@pytest.fixture(scope="session")
+def engine(default_target_dir: Path) -> Iterator[Engine]:
+    """One ready engine on the default pair for all tests that leave it as they found it."""
+    with Engine(EngineConfig()) as engine:
+        engine.wait_ready(300)
+        yield engine
 
 
 @pytest.fixture(scope="session")
