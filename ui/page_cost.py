@@ -1,8 +1,9 @@
 """What streaming to the page costs the engine: the same runs with and without a page, in pairs.
 
-`python -m ui.page_cost [--prompts N] [--max-new-tokens N] [--browser PATH]` measures three situations in turn (A B C A B C):
-an engine that nobody looks at; the application with a client of `/compare`, as if the browser were on another machine; and the
-application with Chromium beside it on the same cores. While one situation runs, the processes of the others are suspended.
+`python -m ui.page_cost [--prompts N] [--max-new-tokens N] [--browser PATH]` measures three situations in turn (A B C
+A B C): an engine that nobody looks at; the application with a client of `/compare`, as if the browser were on another
+machine; and the application with Chromium beside it on the same cores. While one situation runs, the processes of the
+others are suspended.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Any
 import psutil
 from gradio_client import Client
 
-from saguaro_core.config import EngineConfig
+from saguaro_core.config import EngineConfig, Mode
 from saguaro_core.engine import Engine
 from saguaro_core.events import Event, RunFinished
 from saguaro_core.prompts import select_prompts
@@ -34,7 +35,7 @@ from ui.settings import CompareSettings
 
 START_SECONDS = 300.0
 RUN_SECONDS = 300.0
-MODE = "ssd"
+MODE: Mode = "ssd"
 Speed = Callable[[str], float]
 
 
@@ -88,8 +89,8 @@ def followed_by_browser(page: Any, url: str, settings: CompareSettings, database
 
 
 def _newest_speed(database: Path) -> float:
-    newest = LogReader(database).history("", limit=1).comparisons[0]
-    return float(newest.runs[0].figures.decode_tokens_per_second or 0.0)
+    newest = LogReader(database).history("", limit=1).entries[0]
+    return float(newest.runs[0].decode_tokens_per_second or 0.0)
 
 
 @contextmanager
@@ -99,7 +100,9 @@ def application(database: Path) -> Iterator[tuple[psutil.Process, str]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "app.py", "--port", str(port), "--database", str(database)]
-    with subprocess.Popen(command, cwd=Path(__file__).resolve().parents[1], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=Path(__file__).resolve().parents[1], stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         try:
             for line in process.stderr:
