@@ -64,6 +64,7 @@ class DecodingLoop:
         run = self.run_context
         waiting_since = run.clock()
         proposal = self._propose()
+        source = self.source  # A draft lost while it is told the outcome does not change what this round was.
         started = run.clock()
         position = len(self.context)
         logits = run.target.verify(self.context, proposal.token_ids)
@@ -80,10 +81,10 @@ class DecodingLoop:
                 outcome=outcome,
                 logits=logits,
                 committed=committed,
-                bonus_origin=self.source.bonus_origin,
+                bonus_origin=source.bonus_origin,
                 started=started,
                 decided=decided,
-                waited=started - waiting_since if self.source.waits else 0.0,
+                waited=started - waiting_since if source.waits else 0.0,
             )
         )
         self.round_index += 1
