@@ -1,0 +1,370 @@
+"""Failure classes of speculative decoders, each as a small input: ends, cuts, rollback, contexts, failures."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from local_engine import LocalRun
+from scripted import ScriptedRunner, Table, hashed, mixed
+from served_draft import ServedEngine
+
+from saguaro_core.config import Mode, SamplingParams, SpeculationConfig
+from saguaro_core.draft.messages import Speculation, Verified
+from saguaro_core.errors import DraftUnavailable, InvalidRequest
+from saguaro_core.events import Notice
+
+V = 24
+TARGET = hashed(V, 2.0, salt=1)
+PROMPT = [3, 1, 4, 1, 5]
+BOTH: tuple[Mode, ...] = ("sd", "ssd")
+
+
+def engine(draft: Table = TARGET, target: Table = TARGET, **options: Any) -> ServedEngine:
+    return ServedEngine(ScriptedRunner(target, V), ScriptedRunner(draft, V), **options)
+
+
+def greedy(count: int, **options: Any) -> SamplingParams:
+    return SamplingParams(max_new_tokens=count, **options)
+
+
+def ar_ids(count: int) -> tuple[int, ...]:
+    return engine().run("ar", PROMPT, greedy(count)).ids
+
+
+def check_consistent(run: LocalRun) -> None:
+    """What every run must satisfy, however it ended."""
+    finished, tokens, rounds = run.finished, run.tokens, run.rounds
+    assert tuple(token.token_id for token in tokens) == finished.token_ids
+    assert [token.index for token in tokens] == list(range(len(tokens)))
+    assert sum(event.num_committed for event in rounds) == len(tokens) == finished.figures.num_tokens
+    assert "".join(token.text for token in tokens) == finished.text
+    for event in rounds:
+        own = [token for token in tokens if token.round_index == event.index]
+        assert [token.place for token in own] == list(range(event.num_committed))
+        drafted = [token for token in own if token.origin in ("draft", "cache_hit", "fallback")]
+        assert len(drafted) == event.accepted <= event.drafted
+        assert all(
+            (token.origin in ("draft", "cache_hit", "fallback")) == (token.place < event.accepted) for token in own
+        )
+        expected = "draft" if event.cache is None else "cache_hit" if event.cache == "hit" else "fallback"
+        assert all(token.origin == expected for token in drafted)
+
+
+class TestEndOfTurn:
+    @pytest.mark.parametrize("lookahead", range(1, 9))
+    @pytest.mark.parametrize("mode", BOTH)
+    def test_at_every_offset_of_a_block_cuts_as_ar_does(self, mode: Mode, lookahead: int) -> None:
+        answer = ar_ids(40)
+        for eos in sorted(set(answer[4:30])):
+            subject = engine(eos=frozenset({eos}))
+            plain = subject.run("ar", PROMPT, greedy(40))
+            run = subject.run(mode, PROMPT, greedy(40), SpeculationConfig(lookahead=lookahead))
+            assert run.ids == plain.ids == answer[: answer.index(eos) + 1]
+            assert run.finished.stop_reason == "eos"
+            assert run.finished.text == plain.finished.text
+            check_consistent(run)
+            # The target's rounds are as few as the tokens need: an end on the bonus token costs no further one.
+            assert len(run.rounds) == -(-len(run.ids) // (lookahead + 1))
+
+    def test_the_draft_is_not_asked_again_after_the_end(self) -> None:
+        answer = ar_ids(40)
+        sent: list[object] = []
+        subject = engine(eos=frozenset({answer[17]}), on_sent=sent.append)
+        run = subject.run("ssd", PROMPT, greedy(40), SpeculationConfig(lookahead=4))
+        assert run.finished.stop_reason == "eos"
+        assert sum(isinstance(message, Verified) for message in sent) == len(run.rounds) - 1
+        assert subject.speculator is not None
+        assert not subject.speculator.is_building
+
+    @pytest.mark.parametrize("mode", ["ar", *BOTH])
+    def test_sets_of_ends(self, mode: Mode) -> None:
+        answer = ar_ids(40)
+        first, second = answer[25], answer[12]
+        both = engine(eos=frozenset({first, second})).run(mode, PROMPT, greedy(40))
+        cut = min(answer.index(first), answer.index(second))
+        assert (both.ids, both.finished.stop_reason) == (answer[: cut + 1], "eos")
+        none = engine(eos=frozenset()).run(mode, PROMPT, greedy(40))
+        assert (none.ids, none.finished.stop_reason) == (answer, "length")
+
+
+class TestCachesStayWhole:
+    """At temperature 0 outputs stay right even with a hole in the draft's cache: lengths and contents are checked."""
+
+    def run(self, mode: Mode, draft: Table, count: int, **speculation: Any) -> LocalRun:
+        subject = engine(draft)
+
+        def check(events: object) -> None:
+            speculator = subject.speculator
+            if speculator is None or not speculator.context:
+                return
+            drafted = speculator.drafted.token_ids
+            trunk = speculator.context + drafted
+            # SD has not fed its last drafted token yet; SSD has, while it built the cache.
+            if mode == "ssd" or drafted:
+                assert speculator.cached == len(trunk) - (mode == "sd")
+            self.check_slots(subject.draft, trunk[: speculator.cached])
+
+        run = subject.run(mode, PROMPT, greedy(count), SpeculationConfig(**speculation), on_events=check)
+        target = run.loop.run_context.target
+        assert target.num_cached == len(run.loop.context) - 1
+        self.check_slots(subject.target, run.loop.context[: target.num_cached])
+        check_consistent(run)
+        return run
+
+    def check_slots(self, runner: Any, trunk: Sequence[int]) -> None:
+        assert [runner.slots[slot] for slot in range(len(trunk))] == list(enumerate(trunk))
+
+    @pytest.mark.parametrize("mode", BOTH)
+    @pytest.mark.parametrize("lookahead", [1, 4, 8])
+    def test_a_perfect_draft_is_accepted_to_the_end(self, mode: Mode, lookahead: int) -> None:
+        run = self.run(mode, TARGET, 256, lookahead=lookahead, budget=12)
+        assert run.finished.figures.draft_acceptance_rate == 1.0
+        assert all(event.accepted == event.drafted for event in run.rounds)
+        assert all(event.drafted == lookahead for event in run.rounds[:-1])
+
+    @pytest.mark.parametrize("mode", BOTH)
+    def test_a_scripted_rejection_at_each_position(self, mode: Mode) -> None:
+        for position in range(4):
+            answer = ar_ids(60)
+
+            def wrong_there(history: tuple[int, ...], at: int = position) -> list[float]:
+                scores = list(TARGET(history))
+                if (len(history) - len(PROMPT)) % 5 == at:
+                    scores.reverse()
+                return scores
+
+            run = self.run(mode, wrong_there, 60, lookahead=4, budget=20)
+            assert run.ids == answer
+            assert {event.accepted for event in run.rounds} & {0, 1, 2, 3}
+            late = run.rounds[len(run.rounds) // 2 :]
+            assert sum(event.accepted for event in late) > 0
+
+    def test_with_one_prepared_outcome_each_every_round_of_a_perfect_draft_is_a_hit(self) -> None:
+        for options in ({"fan_out": "uniform", "budget": 5}, {"fan_out": "list", "fan_out_list": (1,) * 5}):
+            run = self.run("ssd", TARGET, 256, lookahead=4, **options)
+            assert [event.cache for event in run.rounds] == ["compulsory"] + ["hit"] * (len(run.rounds) - 1)
+            assert run.finished.figures.cache_hit_rate == 1.0
+            assert run.finished.figures.draft_acceptance_rate == 1.0
+
+    @pytest.mark.parametrize("rule", ["shared_noise", "rejection"])
+    @pytest.mark.parametrize("mode", BOTH)
+    def test_a_perfect_draft_is_accepted_when_sampling_too(self, mode: Mode, rule: str) -> None:
+        subject = engine()
+        sampling = greedy(200, temperature=1.0, top_p=0.9, seed=3)
+        run = subject.run(mode, PROMPT, sampling, SpeculationConfig(lookahead=4, rule=rule))  # type: ignore[arg-type]
+        assert run.finished.figures.draft_acceptance_rate == 1.0
+
+
+class TestCap:
+    @pytest.mark.parametrize("cap", [1, 2, 3, 7, 8, 9, 10])
+    @pytest.mark.parametrize("mode", ["ar", *BOTH])
+    def test_is_met_exactly(self, mode: Mode, cap: int) -> None:
+        run = engine().run(mode, PROMPT, greedy(cap), SpeculationConfig(lookahead=8))
+        assert run.ids == ar_ids(10)[:cap]
+        assert run.finished.stop_reason == "length"
+        check_consistent(run)
+        done = 0
+        for event in run.rounds:
+            assert event.drafted <= cap - done - 1
+            done += event.num_committed
+
+    @pytest.mark.parametrize("cap", [0, -1, 10**9 + 1])
+    def test_useless_values_are_refused(self, cap: int) -> None:
+        with pytest.raises(InvalidRequest, match=f"max_new_tokens is {cap}"):
+            greedy(cap)
+
+    @pytest.mark.parametrize("mode", ["ar", *BOTH])
+    def test_a_cap_of_one_has_no_acceptance_rate(self, mode: Mode) -> None:
+        figures = engine().run(mode, PROMPT, greedy(1)).finished.figures
+        assert (figures.num_tokens, figures.draft_acceptance_rate, figures.cache_hit_rate) == (1, None, None)
+        assert figures.decode_tokens_per_second is None
+
+
+class TestStopAndCap:
+    """Tokens read as letters, so a stop string is a run of tokens."""
+
+    def letters(self, first: int, last: int) -> str:
+        return "".join(chr(ord("a") + token) for token in ar_ids(40)[first : last + 1])
+
+    @pytest.mark.parametrize("mode", ["ar", *BOTH])
+    @pytest.mark.parametrize("lookahead", [1, 5, 16])
+    def test_the_earlier_of_stop_and_cap_wins(self, mode: Mode, lookahead: int) -> None:
+        config = SpeculationConfig(lookahead=lookahead)
+        stopped = engine().run(mode, PROMPT, greedy(5, stop=(self.letters(1, 2),)), config)
+        assert (len(stopped.ids), stopped.finished.stop_reason) == (3, "stop")
+        assert stopped.finished.text == self.letters(0, 0)
+        capped = engine().run(mode, PROMPT, greedy(5, stop=(self.letters(4, 5),)), config)
+        assert (len(capped.ids), capped.finished.stop_reason) == (5, "length")
+        assert capped.finished.text == self.letters(0, 4)
+        for run in (stopped, capped):
+            check_consistent(run)
+
+    @pytest.mark.parametrize("mode", ["ar", *BOTH])
+    def test_the_earliest_completion_wins_not_the_order_of_the_list(self, mode: Mode) -> None:
+        for stops in ((self.letters(9, 11), self.letters(6, 7)), (self.letters(6, 7), self.letters(9, 11))):
+            run = engine().run(mode, PROMPT, greedy(30, stop=stops), SpeculationConfig(lookahead=16))
+            assert run.finished.text == self.letters(0, 5)
+            check_consistent(run)
+
+    @pytest.mark.parametrize("lookahead", range(1, 9))
+    def test_at_every_offset_all_modes_say_the_same(self, lookahead: int) -> None:
+        for first in range(2, 14):
+            stop = (self.letters(first, first + 2),)
+            runs = [
+                engine().run(mode, PROMPT, greedy(30, stop=stop), SpeculationConfig(lookahead=lookahead))
+                for mode in ("ar", *BOTH)
+            ]
+            assert len({(run.ids, run.finished.text, run.finished.stop_reason) for run in runs}) == 1
+            for run in runs:
+                check_consistent(run)
+
+
+class TestFailures:
+    def broken(self, at: int, who: str) -> ServedEngine:
+        def fail(number: int) -> None:
+            if number == at:
+                raise RuntimeError("out of paper")
+
+        subject = engine(mixed(TARGET, hashed(V, 2.0, salt=9), 0.2))
+        runner = subject.target if who == "target" else subject.draft
+        assert isinstance(runner, ScriptedRunner)
+        runner.on_forward = fail
+        return subject
+
+    @pytest.mark.parametrize("mode", ["ar", *BOTH])
+    def test_a_target_that_fails_keeps_what_was_said(self, mode: Mode) -> None:
+        subject = self.broken(7, "target")
+        run = subject.run(mode, PROMPT, greedy(60))
+        assert (run.finished.status, run.finished.stop_reason) == ("failed", "error")
+        assert run.finished.error == "RuntimeError: out of paper"
+        assert len(run.ids) >= 5
+        assert run.ids == ar_ids(60)[: len(run.ids)]
+        check_consistent(run)
+        again = subject.run(mode, PROMPT, greedy(60))
+        assert (again.finished.status, again.ids) == ("finished", ar_ids(60))
+
+    @pytest.mark.parametrize("mode", BOTH)
+    @pytest.mark.parametrize("at", [1, 2, 5, 7, 12, 30])
+    def test_a_draft_that_fails_costs_its_help_only(self, mode: Mode, at: int) -> None:
+        subject = self.broken(at, "draft")
+        run = subject.run(mode, PROMPT, greedy(60))
+        assert (run.finished.status, run.ids) == ("finished", ar_ids(60))
+        notices = [event.message for event in run.events if isinstance(event, Notice)]
+        assert len(notices) == 1
+        assert "RuntimeError: out of paper" in notices[0]
+        assert "goes on without it" in notices[0]
+        assert run.tokens[-1].origin == "target"
+        assert all(token.origin != "target" for token in run.tokens if token.round_index < self.last_helped(run))
+        check_consistent(run)
+        assert [event.index for event in run.rounds] == list(range(len(run.rounds)))
+        again = subject.run(mode, PROMPT, greedy(60))
+        assert again.ids == ar_ids(60)
+        assert again.finished.figures.num_accepted_draft_tokens > 0
+        assert not any(isinstance(event, Notice) for event in again.events)
+
+    def last_helped(self, run: LocalRun) -> int:
+        return max((event.index for event in run.rounds if event.drafted), default=-1) + 1
+
+    @pytest.mark.parametrize("mode", BOTH)
+    def test_a_draft_that_dies_during_a_verification_leaves_that_round_as_it_was(self, mode: Mode) -> None:
+        subject, told = engine(), 0
+
+        def on_sent(message: object) -> None:
+            nonlocal told
+            told += isinstance(message, Verified)
+            if told == 3:
+                raise DraftUnavailable("the draft process was killed by signal 9.")
+
+        subject.on_sent = on_sent
+        run = subject.run(mode, PROMPT, greedy(40))
+        assert (run.finished.status, run.ids) == ("finished", ar_ids(40))
+        notices = [event.message for event in run.events if isinstance(event, Notice)]
+        assert notices == [
+            "The draft was lost: the draft process was killed by signal 9. The answer goes on without it."
+        ]
+        origins = {token.round_index: token.origin for token in run.tokens}
+        assert [origins[index] for index in range(5)] == ["bonus"] * 3 + ["target"] * 2
+        check_consistent(run)
+
+    @pytest.mark.parametrize("mode", BOTH)
+    def test_a_draft_that_never_answers_is_given_up(self, mode: Mode) -> None:
+        ticks = iter(range(10**6))
+        subject = engine(clock=lambda: float(next(ticks)), timeout=20.0)
+        silence = 3
+
+        def on_sent(message: object) -> None:
+            nonlocal silence
+            silence -= isinstance(message, Verified)
+            if silence <= 0:
+                subject.link.outbox.clear()
+                subject.link.send = lambda *messages: None  # type: ignore[method-assign]
+
+        subject.on_sent = on_sent
+        run = subject.run(mode, PROMPT, greedy(40))
+        assert (run.finished.status, run.ids) == ("finished", ar_ids(40))
+        notices = [event.message for event in run.events if isinstance(event, Notice)]
+        assert len(notices) == 1
+        assert "did not answer within 20 s" in notices[0]
+
+    def test_answers_to_an_older_request_are_never_used(self) -> None:
+        subject = engine()
+        late = Speculation(epoch=0, round_index=0, token_ids=(9, 9, 9), cache="hit")
+        subject.on_sent = lambda message: subject.link.outbox.extend([late, replace(late, epoch=99)])
+        for mode in BOTH:
+            run = subject.run(mode, PROMPT, greedy(40))
+            assert run.ids == ar_ids(40)
+            assert run.finished.figures.draft_acceptance_rate == 1.0
+            subject.link.outbox.clear()
+
+
+class TestStopping:
+    @pytest.mark.parametrize("mode", ["ar", *BOTH])
+    def test_between_rounds_costs_at_most_one_more_round(self, mode: Mode) -> None:
+        subject, stop = engine(), False
+        assert isinstance(subject.target, ScriptedRunner)
+        seen_at = 0
+
+        def on_events(events: list[Any]) -> None:
+            nonlocal stop, seen_at
+            if not stop and any(getattr(event, "round_index", None) == 3 for event in events):
+                stop, seen_at = True, subject.target.num_forwards  # type: ignore[attr-defined]
+
+        run = subject.run(
+            mode, PROMPT, greedy(500), SpeculationConfig(lookahead=2), should_stop=lambda: stop, on_events=on_events
+        )
+        assert (run.finished.status, run.finished.stop_reason) == ("stopped", "user")
+        assert seen_at > 0
+        assert subject.target.num_forwards <= seen_at + 1
+        assert run.ids == ar_ids(len(run.ids))
+        check_consistent(run)
+        fresh = engine().run(mode, PROMPT, greedy(50))
+        assert subject.run(mode, PROMPT, greedy(50)).ids == fresh.ids
+
+    @pytest.mark.parametrize("mode", ["ar", *BOTH])
+    def test_during_prefill(self, mode: Mode) -> None:
+        subject = engine()
+        target = subject.target
+        assert isinstance(target, ScriptedRunner)
+        run = subject.run(mode, PROMPT * 10, greedy(50), should_stop=lambda: target.num_forwards >= 2)
+        assert (run.finished.status, run.finished.stop_reason, run.ids) == ("stopped", "user", ())
+        assert target.num_forwards == 2
+        assert run.finished.figures.time_to_first_token is None
+
+    @pytest.mark.parametrize("mode", BOTH)
+    def test_while_waiting_for_the_draft(self, mode: Mode) -> None:
+        subject = engine()
+        subject.link.send = lambda *messages: None  # type: ignore[method-assign]
+        ticks = iter(range(10**6))
+        subject.clock, subject.timeout = lambda: float(next(ticks)), 50.0
+        prefilled: list[Any] = []
+        run = subject.run(
+            mode,
+            PROMPT,
+            greedy(50),
+            should_stop=lambda: bool(prefilled),
+            on_events=lambda events: prefilled.extend(
+                event for event in events if getattr(event, "phase", None) == "decode"
+            ),
+        )
+        assert (run.finished.status, run.finished.stop_reason, run.ids) == ("stopped", "user", ())
