@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from saguaro_core.config import GenerationRequest, Message, Mode, SamplingParams, SpeculationConfig
 from saguaro_core.engine import Engine

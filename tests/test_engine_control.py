@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 from engine_runs import STORY, EngineRun, draft_process, greedy, run_to_end, start_run
 from tiny_models import CONTROL_TOKENS, make_tokenizer

@@ -18,7 +18,7 @@ from saguaro_core.prompts import PROMPTS
 pytestmark = pytest.mark.slow
 
 NUM_PROMPTS = 24
-NUM_TOKENS = 20
+NUM_TOKENS = 16
 TEMPERATURES = (0.0, 0.8)
 LOOKAHEADS = (1, 3, 5)
 MOST_TIES = 2
@@ -91,7 +91,7 @@ def test_all_modes_give_the_same_tokens(
     engine: Engine,
     reference: Callable[[float], list[EngineRun]],
     judge: TieJudge,
-    record_property: Callable[[str, object], None],
+    record_testsuite_property: Callable[[str, object], None],
     temperature: float,
     lookahead: int,
 ) -> None:
@@ -120,9 +120,8 @@ def test_all_modes_give_the_same_tokens(
                 seen.ties.append(where)
             else:
                 assert run.finished.text == wanted.finished.text
-    record_property("ties", len(seen.ties))
-    record_property("rounds", dict(seen.caches))
-    record_property("fallbacks", dict(seen.fallbacks))
+    name = f"equality, temperature {temperature}, K {lookahead}"
+    record_testsuite_property(name, f"{len(seen.ties)} ties, {dict(seen.caches)}, {dict(seen.fallbacks)}")
     assert len(seen.ties) <= MOST_TIES, seen.ties
     assert seen.caches["compulsory"] == NUM_PROMPTS
     assert min(seen.caches["hit"], seen.caches["miss"], seen.rejections, seen.full_rounds) > 0, seen
