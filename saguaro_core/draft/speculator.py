@@ -7,56 +7,24 @@ hit moves it into the trunk.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from saguaro_core.draft.branches import Branches, Drafted
 from saguaro_core.draft.messages import Begin, DraftSpan, Speculation
-from saguaro_core.draft.proposer import Draws, Proposer
+from saguaro_core.draft.proposer import Proposer
 from saguaro_core.events import CacheOutcome, FallbackKind, SpanKind
 from saguaro_core.fallback import FallbackChooser, NgramIndex
 from saguaro_core.fan_out import CacheState, FanOutPlanner
-from saguaro_core.models.runner import ForwardBatch, Runner, trunk_batch
-from saguaro_core.speculation_cache import SpeculationCache
+from saguaro_core.models.runner import Runner, trunk_batch
 from saguaro_core.verification import Outcome
 
 # Draft streams of one round: fallback forward d uses lane d, branch pass d uses lane _BRANCH_LANES + d.
 _BRANCH_LANES = 1024
 # The power law is fitted where caches operate: a bonus token ranked beyond this counts as "not among the first 64".
 RANKS_KEPT = 64
-
-
-@dataclass(slots=True)
-class Branches:
-    """The cache under construction: its outcomes, their parents on the trunk, and what each pass drew."""
-
-    cache: SpeculationCache = field(default_factory=SpeculationCache)
-    fan_out: tuple[int, ...] = ()
-    trunk_length: int = 0
-    num_passes: int = 0
-    visible: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
-    draws: list[Draws] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Drafted:
-    """The speculation under verification. `rank_scores` [n] are known for its first positions."""
-
-    token_ids: list[int] = field(default_factory=list)
-    q: list[float] = field(default_factory=list)
-    distributions: list[Tensor] = field(default_factory=list)
-    rank_scores: list[Tensor] = field(default_factory=list)
-    state: CacheState = "miss"
-
-    def add(self, proposer: Proposer, draws: Draws, row: int) -> None:
-        """Append the token that `draws` chose in one of its rows."""
-        column = draws.columns[row]
-        self.token_ids.append(proposer.target_ids[column])
-        self.q.append(proposer.probability(draws.logits[row], column))
-        self.rank_scores.append(draws.rank_scores[row])
-        if draws.q is not None:
-            self.distributions.append(draws.q[row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +140,8 @@ class Speculator:
             drafted.add(self.proposer, draws, branch)
             if drafted.token_ids[-1] in self.eos:
                 break
-        first, num_branches = len(self.context) - 1, len(branches.cache.outcomes)
-        rows = [branches.trunk_length + d * num_branches + branch for d in range(len(drafted.token_ids))]
+        first = len(self.context) - 1
+        rows = branches.slots_of(branch, len(drafted.token_ids))
         assert self.cached == first, (self.cached, first)
         if rows:
             self.runner.move(rows, first)
@@ -212,8 +180,7 @@ class Speculator:
             self._plant()
         else:
             self._grow()
-        branches = self.branches
-        self.is_building = bool(branches.cache.outcomes) and branches.cache.depth < branches.num_passes
+        self.is_building = not self.branches.is_complete
         if not self.is_building:
             self._end_build_span()
         return self.is_building
@@ -228,53 +195,28 @@ class Speculator:
         drafted.rank_scores += self.proposer.rank_scores(logits, list(range(position, position + missing)))
 
     def _plant(self) -> None:
-        """Choose which outcomes to prepare, and lay out their slots and what each branch sees."""
-        drafted, context_length = self.drafted, self.runner.context_length
-        num_drafted, trunk_length = len(drafted.token_ids), self.cached
-        fan_out = self.planner.shape(num_drafted, drafted.state)
+        """Choose which outcomes to prepare, and lay out their slots."""
+        drafted = self.drafted
+        fan_out = self.planner.shape(len(drafted.token_ids), drafted.state)
         outcomes = []
         for k, (count, rank_scores) in enumerate(zip(fan_out, drafted.rank_scores, strict=True)):
             # After a rejection the bonus cannot be the rejected token; after an end-of-turn token there is no next
             # round.
             excluded = self.eos | set(drafted.token_ids[k : k + 1])
             outcomes += [Outcome(k, token) for token in self.proposer.candidates(rank_scores, count, excluded)]
-        passes = min(self.request.speculation.lookahead, context_length - trunk_length)
-        parents = torch.tensor([len(self.context) + outcome.accepted for outcome in outcomes]).unsqueeze(1)
-        num_branches = len(outcomes)
-        trunk = torch.arange(trunk_length) < parents
-        own = torch.eye(num_branches, dtype=torch.bool).repeat(1, max(passes, 0))
-        self.branches = Branches(
-            cache=SpeculationCache(outcomes),
-            fan_out=fan_out,
-            trunk_length=trunk_length,
-            num_passes=max(passes, 0),
-            visible=torch.cat([trunk, own], dim=1) if outcomes else own,
-        )
+        num_passes = max(0, min(self.request.speculation.lookahead, self.runner.context_length - self.cached))
+        self.branches = Branches.plant(outcomes, fan_out, len(self.context), self.cached, num_passes)
 
     def _grow(self) -> None:
         """One draft pass for all branches: every branch gets its next token."""
-        branches = self.branches
-        cache, depth = branches.cache, branches.cache.depth
-        num_branches = len(cache.outcomes)
-        if depth == 0:
-            token_ids = [outcome.bonus_token_id for outcome in cache.outcomes]
-        else:
-            token_ids = [self.proposer.target_ids[column] for column in branches.draws[-1].columns]
-        positions = [len(self.context) + outcome.accepted + depth for outcome in cache.outcomes]
-        first = branches.trunk_length + depth * num_branches
-        used = first + num_branches
-        slots = torch.arange(first, used).unsqueeze(0)
-        visible = branches.visible[:, :used].unsqueeze(0)
-        batch = ForwardBatch(
-            torch.tensor([token_ids]), torch.tensor([positions]), slots, used, visible, num_branches, first=first
-        )
+        branches, depth = self.branches, self.branches.cache.depth
+        batch = branches.next_batch(self.proposer.target_ids)
         logits = self.runner.forward(batch)
         assert logits is not None
         num_cached = self.planner.shape(self.request.speculation.lookahead, "hit")[depth]
-        predicted = [position + 1 for position in positions]
+        predicted = (batch.positions[0] + 1).tolist()
         lane = _BRANCH_LANES + depth
-        branches.draws.append(self.proposer.draw(logits[0], predicted, self.round_index, lane, num_cached))
-        cache.depth += 1
+        branches.add(self.proposer.draw(logits[0], predicted, self.round_index, lane, num_cached))
 
     # -- observing ------------------------------------------------------------------------------------------------
 
