@@ -17,7 +17,7 @@ import zmq
 from saguaro_core.config import EngineConfig, GenerationRequest
 from saguaro_core.draft.child import Child
 from saguaro_core.draft.messages import Configure, Message, Shutdown, Stop, Submit, encode
-from saguaro_core.errors import EngineUnavailable, ModelError
+from saguaro_core.errors import EngineUnavailable, InvalidRequest, ModelError
 from saguaro_core.events import Event, RunFinished, TokenEvent
 from saguaro_core.figures import FiguresAccumulator
 from saguaro_core.status import EngineInfo, EngineStatus
@@ -118,8 +118,9 @@ class Engine:
 
         on_event is called in order on the client's thread and gets exactly one RunFinished, last, whatever happens. A
         request that only the engine can judge ends as a failed run with its reason. Raises EngineUnavailable when the
-        engine is not ready.
+        engine is not ready, InvalidRequest for a text that is no valid Unicode.
         """
+        frames = _frames(Submit(run_id=run_id, request=request))
         info = self.status.info
         with self._changed:
             if self._status.state != "ready" or info is None:
@@ -127,12 +128,12 @@ class Engine:
                     f"the engine is {self._status.state} ({self._status.message}): try again once it is ready."
                 )
             self._runs[run_id] = _OpenRun(on_event, FiguresAccumulator(request.mode, info.num_devices))
-            self._send(Submit(run_id=run_id, request=request))
+            self._send(frames)
 
     def stop(self, run_id: str) -> None:
         """End a queued or running run within one round; unknown ids are ignored."""
         if run_id in self._runs:
-            self._send(Stop(run_id=run_id))
+            self._send(_frames(Stop(run_id=run_id)))
 
     def process_id(self) -> int | None:
         """The engine process's id while it runs."""
@@ -144,7 +145,7 @@ class Engine:
         if self._thread is None or self._closing:
             return
         self._closing = True
-        self._send(Shutdown())
+        self._send(_frames(Shutdown()))
         self._thread.join()
         with self._outbox_lock:
             if self._outbox is not None:
@@ -162,11 +163,11 @@ class Engine:
 
     # -- the thread that owns the link ------------------------------------------------------------------------------
 
-    def _send(self, message: Message) -> None:
+    def _send(self, frames: list[bytes]) -> None:
         # Without waiting: once the link's owner has ended nobody takes the message, and a plain send would hang.
         with self._outbox_lock, contextlib.suppress(zmq.Again):
             if self._outbox is not None:
-                self._outbox.send_multipart(list(encode(message)), zmq.NOBLOCK)
+                self._outbox.send_multipart(frames, zmq.NOBLOCK)
 
     def _own_link(self, inbox: "zmq.Socket[bytes]") -> None:
         try:
@@ -269,3 +270,13 @@ class Engine:
             listener(event)
         except Exception:
             logger.exception("an event listener failed")
+
+
+def _frames(message: Message) -> list[bytes]:
+    """A message as it travels. Raises InvalidRequest for half of a surrogate pair, which JSON can bring in."""
+    try:
+        return list(encode(message))
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"a text has {error.object[error.start]!r} at position {error.start}, which is half a character: remove it."
+        ) from error

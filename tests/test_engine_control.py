@@ -4,7 +4,6 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,7 @@ from tiny_models import CONTROL_TOKENS, make_tokenizer
 
 from saguaro_core.config import MODES, EngineConfig, Mode, SamplingParams, SpeculationConfig
 from saguaro_core.engine import Engine
-from saguaro_core.errors import EngineUnavailable, ModelError
+from saguaro_core.errors import EngineUnavailable, InvalidRequest, ModelError
 from saguaro_core.events import PhaseEvent, RunFinished, RunStarted, SpanEvent
 from saguaro_core.figures import FiguresAccumulator
 from saguaro_core.status import EngineStatus
@@ -292,9 +291,10 @@ class TestRefusals:
             engine.wait_ready(0.01)
 
 
-def test_settings_the_engine_judges_are_reported_in_the_run(engine: Engine) -> None:
-    """Half a character can come in over JSON; no tokenizer can read it."""
-    finished = run_to_end(engine, "broken \ud83d", "ar", greedy(2)).finished
-    assert finished.status == "failed"
-    assert "half a character" in (finished.error or "")
-    assert run_to_end(engine, PROMPT, "ar", replace(SAMPLED, max_new_tokens=1)).finished.status == "finished"
+def test_half_a_character_is_refused_before_anything_is_sent(engine: Engine) -> None:
+    """It can come in over JSON; no tokenizer can read it and no link can carry it."""
+    with pytest.raises(InvalidRequest, match=r"'\\ud83d' at position 7, which is half a character: remove it"):
+        start_run(engine, "broken \ud83d", "ar")
+    with pytest.raises(InvalidRequest, match="half a character"):
+        start_run(engine, PROMPT, "ar", SamplingParams(stop=("\udc00",)))
+    assert run_to_end(engine, PROMPT, "ar", greedy(1)).finished.status == "finished"
