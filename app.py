@@ -5,11 +5,13 @@ The page is up while the models load. This process imports no torch: the models 
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ logger = logging.getLogger("saguaro")
 StatusListener = Callable[[EngineStatus], None]
 EngineFactory = Callable[[EngineConfig, StatusListener], Any]
 # The page shares the machine with the models; it yields to them.
-NICENESS = 5
+NICENESS = 19
 USAGE_ERROR, START_ERROR = 2, 1
 
 
@@ -110,6 +112,8 @@ class Supervisor:
         level = logging.ERROR if status.state == "failed" else logging.INFO
         logger.log(level, "%s%s", status.message, progress)
         self._was_ready |= status.state == "ready"
+        if status.info is not None:
+            leave_cores(status.info.target.cores)
         if status.state == "failed" and not self._was_ready:
             self.failure = status.message
             if self.web is not None:
@@ -140,6 +144,22 @@ def yield_to_engine() -> None:
     """
     if sys.platform == "linux":
         os.nice(NICENESS)
+
+
+def leave_cores(taken: Sequence[int]) -> None:
+    """Move this process's threads off the target's cores, if others are there: the draft waits now and then, it
+    never does.
+
+    Called on the engine client's thread, which stays where it is: an engine process that it starts again must find
+    all cores.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    free = os.sched_getaffinity(0) - set(taken)
+    others = [thread.native_id for thread in threading.enumerate() if thread is not threading.current_thread()]
+    for thread_id in filter(None, others) if free else ():
+        with contextlib.suppress(ProcessLookupError):  # The thread may just have ended.
+            os.sched_setaffinity(thread_id, free)
 
 
 async def _serve_page(

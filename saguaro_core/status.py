@@ -8,7 +8,10 @@ EngineState = Literal["starting", "loading", "ready", "failed", "closed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """One loaded model. `memory_bytes` counts its weights as held; `note` says what is unusual about it."""
+    """One loaded model. `memory_bytes` counts its weights as held; `note` says what is unusual about it.
+
+    `cores` are those of its thread pool when it runs on the CPU.
+    """
 
     name: str
     revision: str
@@ -19,6 +22,7 @@ class ModelInfo:
     context_length: int
     memory_bytes: int
     note: str = ""
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,13 @@
-"""What streaming to the page costs the engine: the same runs with and without a page, in pairs.
+"""What streaming to the page costs the engine: the same SSD runs with and without a page, in pairs.
 
 `python -m ui.page_cost [--prompts N] [--max-new-tokens N] [--browser PATH]` measures three situations in turn (A B C
-A B C): an engine that nobody looks at; the application with a client of `/compare`, as if the browser were on another
-machine; and the application with Chromium beside it on the same cores. While one situation runs, the processes of the
-others are suspended.
+A B C): an engine that nobody looks at; the application streaming to a reader that draws nothing, as to a browser on
+another machine; and the application with Chromium drawing beside it on the same cores. While the engine runs alone,
+the application and Chromium are suspended.
 """
 
 import argparse
 import logging
-import os
 import shutil
 import socket
 import statistics
@@ -23,18 +22,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
-from gradio_client import Client
 
 from saguaro_core.config import EngineConfig, Mode
 from saguaro_core.engine import Engine
 from saguaro_core.events import Event, RunFinished
 from saguaro_core.prompts import select_prompts
 from storage import LogReader
+from storage.records import HistoryEntry
 from ui.settings import CompareSettings
 
 START_SECONDS = 300.0
 RUN_SECONDS = 300.0
+SETTLE_SECONDS = 1.0
 MODE: Mode = "ssd"
 Speed = Callable[[str], float]
 
@@ -58,39 +59,54 @@ def alone(engine: Engine, settings: CompareSettings) -> Speed:
     return run
 
 
-def followed_by_client(url: str, settings: CompareSettings) -> Speed:
-    """Tokens/s of a run that streams through the public endpoint."""
-    client = Client(url, verbose=False)
+def streamed(url: str, settings: CompareSettings, database: Path) -> Speed:
+    """Tokens/s of a run whose whole stream a client of `/compare` reads, without drawing it."""
 
     def run(prompt: str) -> float:
-        updates = list(client.submit(prompt, settings.flat(), api_name="/compare"))
-        return float(updates[-1]["lanes"][MODE]["figures"]["decode_tokens_per_second"])
+        call = httpx.post(f"{url}/gradio_api/call/compare", json={"data": [prompt, settings.flat()]})
+        address = f"{url}/gradio_api/call/compare/{call.raise_for_status().json()['event_id']}"
+        with httpx.stream("GET", address, timeout=RUN_SECONDS) as stream:
+            for _ in stream.iter_raw():
+                pass
+        time.sleep(SETTLE_SECONDS)  # The log writes what is still under way.
+        return float(_newest(database).runs[0].decode_tokens_per_second or 0.0)
 
     return run
 
 
-def followed_by_browser(page: Any, url: str, settings: CompareSettings, database: Path) -> Speed:
-    """Tokens/s of a run that Chromium draws while it comes."""
+class PageRuns:
+    """Runs that are started from the page, in Chromium."""
 
-    def run(prompt: str) -> float:
-        page.goto(url)
+    def __init__(self, page: Any, url: str, settings: CompareSettings, database: Path) -> None:
+        self.page, self.url, self.settings, self.database = page, url, settings, database
+
+    def drawn(self, prompt: str) -> float:
+        """Tokens/s of a run that Chromium draws while it comes."""
+        self._send(prompt)
+        selector = f".lane[data-mode={MODE}][data-phase=finished]"
+        self.page.wait_for_selector(selector, timeout=RUN_SECONDS * 1000)
+        return self._speed()
+
+    def _send(self, prompt: str) -> None:
+        page = self.page
+        page.goto(self.url)
         page.wait_for_selector(".lane", timeout=RUN_SECONDS * 1000)
         for mode in ("AR", "SD"):
             page.get_by_role("checkbox", name=mode, exact=True).uncheck()
-        page.get_by_label("Max new tokens").fill(str(settings.sampling.max_new_tokens))
+        page.get_by_label("Max new tokens").fill(str(self.settings.sampling.max_new_tokens))
         page.get_by_label("Max new tokens").blur()
         page.locator("#prompt textarea").fill(prompt)
+        time.sleep(SETTLE_SECONDS)  # Loading the page is not part of a run.
         page.locator("#send").click()
-        page.wait_for_selector(f".lane[data-mode={MODE}][data-phase=finished]", timeout=RUN_SECONDS * 1000)
-        page.goto("about:blank")
-        return _newest_speed(database)
 
-    return run
+    def _speed(self) -> float:
+        self.page.goto("about:blank")
+        time.sleep(SETTLE_SECONDS)  # The log writes what is still under way.
+        return float(_newest(self.database).runs[0].decode_tokens_per_second or 0.0)
 
 
-def _newest_speed(database: Path) -> float:
-    newest = LogReader(database).history("", limit=1).entries[0]
-    return float(newest.runs[0].decode_tokens_per_second or 0.0)
+def _newest(database: Path) -> HistoryEntry:
+    return LogReader(database).history("", limit=1).entries[0]
 
 
 @contextmanager
@@ -117,51 +133,47 @@ def application(database: Path) -> Iterator[tuple[psutil.Process, str]]:
 
 
 @contextmanager
-def suspended(processes: list[psutil.Process]) -> Iterator[None]:
-    """Nothing of these process trees runs inside."""
-    tree = [p for process in processes for p in (process, *process.children(recursive=True))]
-    for process in tree:
-        process.suspend()
+def suspended(process: psutil.Process) -> Iterator[None]:
+    """Nothing of the application runs inside, and nothing of Chromium."""
+    children = psutil.Process().children(recursive=True)
+    tree = [process, *process.children(recursive=True), *(p for p in children if "chrom" in p.name())]
+    for one in tree:
+        one.suspend()
     try:
         yield
     finally:
-        for process in tree:
-            process.resume()
+        for one in tree:
+            one.resume()
 
 
-def measure(prompts: list[str], settings: CompareSettings, browser: str | None) -> dict[str, list[float]]:
+def measure(prompts: list[str], settings: CompareSettings, browser: str) -> dict[str, list[float]]:
     """Tokens/s of every prompt in every situation."""
+    speeds: dict[str, list[float]] = {"alone": [], "streamed": [], "drawn": []}
     with ExitStack() as stack:
         database = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "page_cost.db"
         process, url = stack.enter_context(application(database))
         engine = stack.enter_context(Engine(EngineConfig()))
         engine.wait_ready(START_SECONDS)
-        situations = {"alone": alone(engine, settings), "client": followed_by_client(url, settings)}
-        others = {"alone": [process], "client": []}
-        if browser is not None:
-            page, browser_process = stack.enter_context(_open_browser(browser))
-            situations["browser"] = followed_by_browser(page, url, settings, database)
-            others = {"alone": [process, browser_process], "client": [browser_process], "browser": []}
-        speeds: dict[str, list[float]] = {name: [] for name in situations}
+        run_alone = alone(engine, settings)
+        run_streamed = streamed(url, settings, database)
+        runs = PageRuns(stack.enter_context(_open_browser(browser)), url, settings, database)
         for number, prompt in enumerate([prompts[0], *prompts]):  # The first round warms up.
-            for name, run in situations.items():
-                with suspended(others[name]):
-                    speed = run(prompt)
-                if number:
+            with suspended(process):
+                round_speeds = [run_alone(prompt)]
+            round_speeds += [run_streamed(prompt), runs.drawn(prompt)]
+            if number:
+                for name, speed in zip(speeds, round_speeds, strict=True):
                     speeds[name].append(speed)
-                time.sleep(0.3)
     return speeds
 
 
 @contextmanager
-def _open_browser(path: str) -> Iterator[tuple[Any, psutil.Process]]:
+def _open_browser(path: str) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
-    before = set(psutil.Process(os.getpid()).children(recursive=True))
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        new = set(psutil.Process(os.getpid()).children(recursive=True)) - before
-        yield chromium.new_page(), next(p for p in new if "chrom" in p.name())
+        yield chromium.new_page(viewport={"width": 1400, "height": 950})
         chromium.close()
 
 
@@ -173,6 +185,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--browser", default=shutil.which("chromium"), help="Chromium, where it is not on the PATH")
     options = parser.parse_args(arguments)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    if options.browser is None:
+        sys.stderr.write("No Chromium was found: install it, or name it with --browser.\n")
+        return 2
     settings = CompareSettings.from_flat({"modes": [MODE], "max_new_tokens": options.max_new_tokens})
     prompts = [prompt.text for prompt in select_prompts(options.prompts)]
     speeds = measure(prompts, settings, options.browser)

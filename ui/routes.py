@@ -22,7 +22,7 @@ from ui.comparisons import Comparison, ComparisonService
 from ui.lane import Cursor
 from ui.run_log import StoredRunLog
 
-UPDATE_SECONDS = 0.1
+UPDATE_SECONDS = 0.125
 KEEP_ALIVE_SECONDS = 10.0
 
 

@@ -91,6 +91,7 @@ def _info(
         revision=revision,
         dtype=dtype,
         device=plan.describe(),
+        cores=plan.cores,
         num_parameters=num_parameters,
         vocabulary_size=runner.vocabulary_size,
         context_length=runner.context_length,

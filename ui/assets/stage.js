@@ -19,7 +19,7 @@ class Stage {
     this.frame = null;
     element.querySelector(".stage-legend").append(...legend());
     document.addEventListener("visibilitychange", () => this.onVisibility());
-    setInterval(() => { for (const lane of this.lanes.values()) if (lane.active) lane.tick(); }, 250);
+    setInterval(() => { for (const lane of this.lanes.values()) if (lane.active && performance.now() - lane.received > 240) lane.tick(); }, 250);
     this.build(["ar", "sd", "ssd"]);
   }
 
