@@ -42,7 +42,7 @@ FAMILIES = {
 
 def small_model(kind: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
     torch.manual_seed(3)
-    model = kind(config).eval()
+    model: PreTrainedModel = kind(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # Norm weights and biases too: initial ones would hide a mistake.
             parameter.add_(torch.randn_like(parameter) * 0.2)
