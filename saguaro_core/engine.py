@@ -204,8 +204,8 @@ class Engine:
             ready = dict(poller.poll(_POLL_MS))
             if inbox in ready:
                 child.link.send_frames(inbox.recv_multipart())
-            received = self._drain(child)
-            if not received and not child.is_alive:
+            was_alive = child.is_alive  # Asked first: what it sent before it died is still to be delivered.
+            if not self._drain(child) and not was_alive:
                 return
 
     def _drain(self, child: Child) -> bool:

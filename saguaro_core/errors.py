@@ -19,3 +19,8 @@ class DraftUnavailable(SaguaroError):
 
 class EngineUnavailable(SaguaroError):
     """The engine process is not running or stopped answering."""
+
+
+def describe(error: BaseException) -> str:
+    """An error as a user reads it: our own speak for themselves, others are named by their type."""
+    return str(error) if isinstance(error, SaguaroError) else f"{type(error).__name__}: {error}"

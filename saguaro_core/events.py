@@ -5,7 +5,7 @@ run from its queue), unless a name says otherwise. Nothing is measured outside t
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from saguaro_core.run_figures import RunFigures
 
@@ -136,6 +136,20 @@ class RunFinished:
     token_ids: tuple[int, ...]
     figures: RunFigures
     error: str | None = None
+
+    @classmethod
+    def unstarted(cls, run_id: str, error: str | None = None) -> Self:
+        """The end of a run that emitted nothing: stopped in the queue, or refused with an error."""
+        return cls(
+            run_id=run_id,
+            status="stopped" if error is None else "failed",
+            stop_reason="user" if error is None else "error",
+            time=0.0,
+            text="",
+            token_ids=(),
+            figures=RunFigures(),
+            error=error,
+        )
 
 
 Event = RunStarted | PhaseEvent | TokenEvent | RoundEvent | SpanEvent | Notice | RunFinished

@@ -20,13 +20,12 @@ from saguaro_core.draft.child import connect_to_parent
 from saguaro_core.draft.handle import DraftHandle
 from saguaro_core.draft.link import Link
 from saguaro_core.draft.messages import Begin, Configure, LoadDraft, Message, Shutdown, Stop, Submit
-from saguaro_core.errors import DraftUnavailable, InvalidRequest, SaguaroError
+from saguaro_core.errors import DraftUnavailable, InvalidRequest, SaguaroError, describe
 from saguaro_core.events import Event, RunFinished, RunStarted
 from saguaro_core.models.build import TargetModel, build_target, hardware_name, software_versions
 from saguaro_core.models.chat import render_prompt
 from saguaro_core.models.linear import has_fbgemm
 from saguaro_core.models.placement import ResolvedPlacement, occupy, resolve_placement
-from saguaro_core.run_figures import RunFigures
 from saguaro_core.status import EngineInfo, EngineState, EngineStatus
 
 logger = logging.getLogger(__name__)
@@ -44,11 +43,12 @@ class EngineServer:
         self.is_shutting_down = False
         self._running: str | None = None
         self._stop_requested = False
+        self.draft = DraftHandle(config.load_timeout)
 
     # -- loading ----------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Load both models, the draft in its own process meanwhile. A draft that fails leaves AR usable. Raises
+        """Load the target, then the draft in its own process. A draft that fails leaves AR usable. Raises
         SaguaroError.
         """
         self._status("loading", "Looking at the devices")
@@ -59,17 +59,11 @@ class EngineServer:
             self.config.max_length or self.target.info.context_length, self.target.info.context_length
         )
         self._piece = lru_cache(_PIECES_KEPT)(lambda token_id: str(self.target.tokenizer.decode([token_id])))
-        self.draft = DraftHandle(
-            LoadDraft(
-                draft=self.config.draft,
-                target=self.config.target,
-                device=self.placement.draft.first,
-                cores=self.placement.draft.cores,
-            ),
-            self.config.load_timeout,
-        )
         self._status("loading", f"Loading the draft {self.config.draft}")
-        self.draft.start()
+        draft = self.placement.draft
+        self.draft.start(
+            LoadDraft(draft=self.config.draft, target=self.config.target, device=draft.first, cores=draft.cores)
+        )
         self._settle_draft()
         self._status("ready", "Ready")
 
@@ -105,13 +99,10 @@ class EngineServer:
 
     def serve(self) -> None:
         """Decode queued runs in order until told to end."""
-        try:
-            while not self.is_shutting_down:
-                self._poll(0.0 if self.queue else _IDLE_POLL_SECONDS)
-                if self.queue and not self.is_shutting_down:
-                    self._decode(self.queue.popleft())
-        finally:
-            self.draft.close()
+        while not self.is_shutting_down:
+            self._poll(0.0 if self.queue else _IDLE_POLL_SECONDS)
+            if self.queue and not self.is_shutting_down:
+                self._decode(self.queue.popleft())
 
     def _poll(self, timeout: float) -> None:
         """Take in what the app sent; waits for the first message only."""
@@ -138,7 +129,7 @@ class EngineServer:
         waiting = [submit for submit in self.queue if submit.run_id == run_id]
         for submit in waiting:
             self.queue.remove(submit)
-            self.link.send(_unstarted(run_id, None))
+            self.link.send(RunFinished.unstarted(run_id))
 
     def _should_stop(self) -> bool:
         self._poll(0.0)
@@ -149,11 +140,11 @@ class EngineServer:
         try:
             prompt, loop = self._prepare(submit)
         except StopRequested:
-            self.link.send(_unstarted(submit.run_id, None))
+            self.link.send(RunFinished.unstarted(submit.run_id))
         except Exception as error:  # The run ends with its reason; the engine goes on.
             if not isinstance(error, SaguaroError):
                 logger.exception("run %s could not start", submit.run_id)
-            self.link.send(_unstarted(submit.run_id, f"{error}"))
+            self.link.send(RunFinished.unstarted(submit.run_id, describe(error)))
         else:
             self.link.send(prompt)
             loop.run()
@@ -230,38 +221,30 @@ class EngineServer:
         )
 
 
-def _unstarted(run_id: str, error: str | None) -> RunFinished:
-    """The end of a run that emitted nothing: stopped in the queue, or refused with an error."""
-    return RunFinished(
-        run_id=run_id,
-        status="stopped" if error is None else "failed",
-        stop_reason="user" if error is None else "error",
-        time=0.0,
-        text="",
-        token_ids=(),
-        figures=RunFigures(),
-        error=error,
-    )
-
-
 def main() -> int:
     """Serve the parent process; the exit status is 1 when nothing could be loaded."""
     logging.basicConfig(level=logging.WARNING, format="engine: %(levelname)s %(name)s: %(message)s")
     link = connect_to_parent()
     try:
         configure = link.receive(60.0)
-        if not isinstance(configure, Configure):
-            return 1
-        server = EngineServer(link, configure.config)
+        return _load_and_serve(EngineServer(link, configure.config)) if isinstance(configure, Configure) else 1
+    finally:
+        link.close()
+
+
+def _load_and_serve(server: EngineServer) -> int:
+    try:
         try:
             server.load()
-        except SaguaroError as error:
-            link.send(EngineStatus(state="failed", message=str(error)))
+        except Exception as error:  # The user must hear of it, whatever it is: too little memory, say.
+            if not isinstance(error, SaguaroError):
+                logger.exception("the engine could not load")
+            server.link.send(EngineStatus(state="failed", message=describe(error)))
             return 1
         server.serve()
         return 0
     finally:
-        link.close()
+        server.draft.close()
 
 
 if __name__ == "__main__":

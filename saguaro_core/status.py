@@ -27,7 +27,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """The pair, its placement and the machine. `draft` is None and `draft_error` says why when only AR can run."""
+    """The pair, its placement and the machine. `draft` is None and `draft_error` says why when only AR can run.
+
+    `num_devices` counts the places that can work at the same time; a target sharded over several devices is one.
+    """
 
     target: ModelInfo
     draft: ModelInfo | None

@@ -6,7 +6,7 @@ METRIC_DEFINITIONS: dict[str, str] = {
     "time_to_first_token": "seconds from the run's start to the first commit",
     "decode_tokens_per_second": "tokens committed after the first commit / seconds from the first commit to the last",
     "tokens_per_second_per_device": "decode_tokens_per_second / num_devices",
-    "num_devices": "devices that the run used",
+    "num_devices": "places that worked at the same time: the target's, sharded or not, and under SSD the draft's",
     "num_spec_steps": "rounds in which at least one token was drafted",
     "num_draft_tokens": "drafted tokens, without bonus tokens and without those behind the answer's end",
     "num_accepted_draft_tokens": "drafted tokens that the target accepted, without the bonus tokens",

@@ -289,7 +289,9 @@ else:
 
 class TestEndOfTheApplication:
     @pytest.mark.parametrize("ending", ["killed", "interrupted", "terminated", "leaves"])
-    def test_no_process_outlives_it(self, tiny_llama: Callable[..., Path], ending: str) -> None:
+    def test_no_process_and_no_file_outlives_it(
+        self, tiny_llama: Callable[..., Path], tmp_path: Path, ending: str
+    ) -> None:
         folder = tiny_llama(context_length=100_000, eos_token_id=None)
         application = subprocess.Popen(
             [sys.executable, "-c", APPLICATION, str(folder), ending],
@@ -298,6 +300,7 @@ class TestEndOfTheApplication:
             text=True,
             start_new_session=True,
             cwd=Path(__file__).parent.parent,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
         )
         try:
             assert application.stdout is not None
@@ -315,6 +318,7 @@ class TestEndOfTheApplication:
             application.kill()
             application.wait()
         wait_until(lambda: all(is_gone(process) for process in processes), 10)
+        assert list(tmp_path.glob("saguaro-*")) == []
         codes = {"killed": -signal.SIGKILL, "interrupted": -signal.SIGINT, "terminated": -signal.SIGTERM, "leaves": 0}
         assert application.returncode == codes[ending]
         tracebacks = complaints.count("Traceback")

@@ -15,6 +15,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from saguaro_core.models.attention import use_slotted_attention
@@ -75,6 +77,14 @@ def test_a_layer_with_other_arithmetic_stays_as_it_is() -> None:
     before = logits(model, [1, 2, 3, 4, 5], 2)
     assert make_lean(model) == 0
     assert torch.equal(logits(model, [1, 2, 3, 4, 5], 2), before)
+
+
+def test_layers_of_one_class_that_differ_keep_their_own_arithmetic() -> None:
+    shape = {name: size for name, size in SHAPE.items() if name != "head_dim"}
+    config = SmolLM3Config(**shape, no_rope_layers=[1, 1, 0], pad_token_id=0)
+    plain, tried = small_model(SmolLM3ForCausalLM, config), small_model(SmolLM3ForCausalLM, config)
+    assert make_lean(tried) == 0
+    assert torch.equal(logits(tried, [1, 2, 3, 4, 5], 2), logits(plain, [1, 2, 3, 4, 5], 2))
 
 
 def test_half_precision_layers_stay_close_to_float32() -> None:

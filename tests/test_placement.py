@@ -1,6 +1,7 @@
 """Where target and draft run: reading a placement, disjoint cores, even shares over several devices."""
 
 import os
+import sys
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -175,7 +176,7 @@ def test_an_impossible_device_is_named_with_its_remedy(machine: Machine, role: s
     assert any(repr(part) in str(caught.value) for part in [device, *device.split("+")])
 
 
-def test_occupying_cores_pins_the_process_and_sizes_its_thread_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_occupying_cores_pins_every_thread_and_sizes_the_thread_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[object] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: done.append((pid, cores)), raising=False)
     monkeypatch.setattr(torch, "set_num_threads", done.append)
@@ -183,7 +184,9 @@ def test_occupying_cores_pins_the_process_and_sizes_its_thread_pool(monkeypatch:
     module.occupy(DevicePlan(("cpu",)))
     assert done == []
     module.occupy(DevicePlan(("cpu",), (2, 3)))
-    assert done == [(0, (2, 3)), 2]
+    assert done.pop() == 2
+    threads = [int(name) for name in os.listdir("/proc/self/task")] if sys.platform == "linux" else []
+    assert done == [(thread, (2, 3)) for thread in threads]
 
 
 def test_the_process_has_cores() -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from saguaro_core.decoding.reporter import Reporter, Round, RunContext
 from saguaro_core.decoding.sources import NOTHING, CandidateSource, NoDraft, Proposal, StopRequested
-from saguaro_core.errors import DraftUnavailable, SaguaroError
+from saguaro_core.errors import DraftUnavailable, describe
 from saguaro_core.events import RunFinished
 from saguaro_core.verification import Outcome
 
@@ -41,8 +41,7 @@ class DecodingLoop:
             pass
         except Exception as error:  # Whatever went wrong, what was said so far is kept and the stream ends.
             logger.exception("run %s failed", run.run_id)
-            text = str(error) if isinstance(error, SaguaroError) else f"{type(error).__name__}: {error}"
-            return self.reporter.finish("failed", "error", text, self.source.end())
+            return self.reporter.finish("failed", "error", describe(error), self.source.end())
         reason, spans = run.answer.stop_reason, self.source.end()
         if reason is None:
             return self.reporter.finish("stopped", "user", None, spans)
@@ -51,7 +50,7 @@ class DecodingLoop:
     def _prefill(self) -> None:
         run = self.run_context
         self.reporter.phase("prefill", 0.0)
-        self._guarded(lambda: self.source.begin(self._lookahead()))
+        self._guarded(self.source.begin)
         started = run.clock()
         for share in run.target.prefill(self.context, run.prefill_chunk):
             self.reporter.phase("prefill", share)

@@ -52,7 +52,7 @@ class CandidateSource(ABC):
     waits: bool = True
 
     @abstractmethod
-    def begin(self, lookahead: int) -> None:
+    def begin(self) -> None:
         """Start a request; the first proposal may be under way when this returns."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class NoDraft(CandidateSource):
     bonus_origin: Origin = "target"
     waits = False
 
-    def begin(self, lookahead: int) -> None:
+    def begin(self) -> None:
         """Nothing to start."""
 
     def propose(self, lookahead: int) -> Proposal:
@@ -92,7 +92,7 @@ class NoDraft(CandidateSource):
 class DraftSource(CandidateSource):
     """SD and SSD: the draft process behind a pair of functions.
 
-    exchange(message) sends; receive(seconds) returns the next message or None. Both raise DraftUnavailable when the
+    send(message) sends; receive(seconds) returns the next message or None. Both raise DraftUnavailable when the
     process is gone.
     """
 
@@ -112,7 +112,7 @@ class DraftSource(CandidateSource):
         self._token_ids, self._num_columns = token_ids, num_columns
         self._timeout, self._should_stop, self._clock = timeout, should_stop, clock
 
-    def begin(self, lookahead: int) -> None:
+    def begin(self) -> None:
         """Hand the prompt over; the draft reads it while the target does."""
         self._send(self._begin)
 

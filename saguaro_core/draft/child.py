@@ -32,9 +32,13 @@ class Child:
         """Start `python -m module` and hand it a fresh link."""
         link = Link.listen()
         path = os.pathsep.join(filter(None, [str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+            )
+        except OSError:
+            link.close()
+            raise
         assert process.stdin is not None
         try:
             process.stdin.write(msgspec.json.encode(link.address) + b"\n")
@@ -84,16 +88,23 @@ class Child:
 
 
 def connect_to_parent() -> Link:
-    """In a child: the link to the parent. From here on the process dies with its parent and leaves Ctrl-C to it."""
+    """In a child: the link to the parent. From here on the process dies with its parent and leaves Ctrl-C to it.
+
+    A polite end (SIGTERM) becomes SystemExit in the main thread, so that what is open is closed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     lifeline = sys.stdin.fileno()
-    link = Link.connect(msgspec.json.decode(_read_line(lifeline), type=LinkAddress))
+    address = msgspec.json.decode(_read_line(lifeline), type=LinkAddress)
+    link = Link.connect(address)
 
     def watch() -> None:
         # Straight from the descriptor: a thread blocked in a buffered reader would hold its lock at interpreter
         # shutdown.
         while os.read(lifeline, 1024):
             pass
+        # A parent that was killed could not remove its socket file; one that lives would have no use for it.
+        address.remove_folder()
         signal.raise_signal(signal.SIGTERM) if sys.platform == "win32" else os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -20,8 +20,9 @@ MODULE = "saguaro_core.draft.process"
 class DraftHandle:
     """Owns one draft process at a time. Not thread-safe."""
 
-    def __init__(self, load: LoadDraft, load_timeout: float) -> None:
-        self._load, self._load_timeout = load, load_timeout
+    def __init__(self, load_timeout: float) -> None:
+        self._load_timeout = load_timeout
+        self._load: LoadDraft | None = None
         self._child: Child | None = None
         self._load_deadline = 0.0
         self.info: ModelInfo | None = None
@@ -30,12 +31,13 @@ class DraftHandle:
         self.error: str | None = None
         self.epoch = 0
 
-    def start(self) -> None:
+    def start(self, load: LoadDraft) -> None:
         """Start the process and let it load while the caller does other things."""
         self.close()
+        self._load = load
         self.info, self.error = None, None
         self._child = Child.spawn(MODULE)
-        self._child.link.send(self._load)
+        self._child.link.send(load)
         self._load_deadline = time.monotonic() + self._load_timeout
 
     def wait_loaded(self, should_stop: Callable[[], bool] = lambda: False) -> None:
@@ -53,12 +55,15 @@ class DraftHandle:
             raise
 
     def _await_load(self, should_stop: Callable[[], bool]) -> Message:
-        while time.monotonic() < self._load_deadline:
+        while True:
+            # Read before looking at the clock: the draft may have loaded long ago, while nobody asked for it.
             message = self.receive(0.2)
             if isinstance(message, (DraftLoaded, DraftFailed)):
                 return message
             if should_stop():
                 raise StopRequested
+            if time.monotonic() >= self._load_deadline:
+                break
         raise DraftUnavailable(f"the draft did not load within {self._load_timeout:g} s.")
 
     def _take(self, message: Message) -> None:
@@ -99,12 +104,14 @@ class DraftHandle:
         return self.epoch
 
     def recover(self, was_lost: bool) -> None:
-        """After a run: if the draft was lost (dead, hung or confused), end what is left of it and start a new one."""
-        is_gone = self.info is not None and self.pid is None
-        if was_lost or is_gone:
+        """If the draft was lost in a run (dead, hung or confused) or has died since, end what is left of it and start a
+        new one. A draft that could not be loaded is not tried again: its process lives and says why.
+        """
+        is_gone = self._child is not None and self.pid is None
+        if self._load is not None and (was_lost or is_gone):
             logger.warning("the draft process is started again")
             self._kill()
-            self.start()
+            self.start(self._load)
 
     def _kill(self) -> None:
         if self._child is not None:

@@ -27,12 +27,17 @@ class LinkAddress:
     endpoint: str
     server_key: str = ""
 
+    def remove_folder(self) -> None:
+        """Remove the private folder of a socket file; nothing happens for other addresses or if it is gone."""
+        if self.endpoint.startswith("ipc://"):
+            shutil.rmtree(Path(self.endpoint.removeprefix("ipc://")).parent, ignore_errors=True)
+
 
 class Link:
     """Sends and receives messages in order. Not thread-safe: one thread owns it."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]", address: LinkAddress, folder: Path | None = None) -> None:
-        self.socket, self.address, self._folder = socket, address, folder
+    def __init__(self, socket: "zmq.Socket[bytes]", address: LinkAddress, *, is_listening: bool) -> None:
+        self.socket, self.address, self._is_listening = socket, address, is_listening
         self._received: deque[Message] = deque()
         self._unsent: deque[list[bytes]] = deque()
 
@@ -47,11 +52,12 @@ class Link:
             folder = Path(tempfile.mkdtemp(prefix="saguaro-"))
             address = LinkAddress(endpoint=f"ipc://{folder}/link")
             socket.bind(address.endpoint)
-            return cls(socket, address, folder)
+            return cls(socket, address, is_listening=True)
         public, secret = zmq.curve_keypair()
         socket.curve_server, socket.curve_publickey, socket.curve_secretkey = True, public, secret
         port = socket.bind_to_random_port(f"tcp://{tcp_host or '127.0.0.1'}")
-        return cls(socket, LinkAddress(endpoint=f"tcp://{tcp_host or '127.0.0.1'}:{port}", server_key=public.decode()))
+        address = LinkAddress(endpoint=f"tcp://{tcp_host or '127.0.0.1'}:{port}", server_key=public.decode())
+        return cls(socket, address, is_listening=True)
 
     @classmethod
     def connect(cls, address: LinkAddress) -> Self:
@@ -62,7 +68,7 @@ class Link:
             socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
             socket.curve_serverkey = address.server_key.encode()
         socket.connect(address.endpoint)
-        return cls(socket, address)
+        return cls(socket, address, is_listening=False)
 
     def send(self, *messages: Message) -> None:
         """Queue messages for the peer as one delivery; returns at once, whether or not a peer is there."""
@@ -105,5 +111,5 @@ class Link:
     def close(self) -> None:
         """Close the socket; the listening end also removes its socket file."""
         self.socket.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._is_listening:
+            self.address.remove_folder()

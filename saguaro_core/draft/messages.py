@@ -46,7 +46,7 @@ class DraftLoaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFailed:
-    """Draft to engine: loading or a request failed; the process goes on and takes the next request."""
+    """Draft to engine: loading failed, or the request of `epoch` did; the process itself goes on."""
 
     message: str
     epoch: int | None = None

@@ -21,7 +21,7 @@ from saguaro_core.draft.messages import (
     Verified,
 )
 from saguaro_core.draft.speculator import Speculator
-from saguaro_core.errors import SaguaroError
+from saguaro_core.errors import SaguaroError, describe
 from saguaro_core.models.build import build_draft
 from saguaro_core.models.placement import DevicePlan, occupy
 from saguaro_core.verification import Outcome
@@ -86,11 +86,10 @@ class DraftServer:
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, SaguaroError):
             logger.exception("the draft failed")
-        text = str(error) if isinstance(error, SaguaroError) else f"{type(error).__name__}: {error}"
         epoch, self.epoch = self.epoch, None
         if self.speculator is not None:
             self.speculator.end()
-        self.link.send(DraftFailed(message=text, epoch=epoch))
+        self.link.send(DraftFailed(message=describe(error), epoch=epoch))
 
 
 def main() -> None:

@@ -132,18 +132,23 @@ def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
 def make_lean(model: PreTrainedModel) -> int:
     """Replace the decoder layers that have the common shape, in place; returns how many were replaced.
 
-    Call it while the linears are still nn.Linear and the slotted attention is set. Layers of one class are tried once.
+    Call it while the linears are still nn.Linear and the slotted attention is set. Either all layers are replaced or
+    none: they share the rotary embedding. Every layer is tried, because layers of one class may differ (some without
+    rotary positions, say).
     """
     decoder: Any = model.get_decoder()
     layers: Any = getattr(decoder, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or not _has_parts(layers[0]):
+    if not isinstance(layers, nn.ModuleList) or not hasattr(decoder, "rotary_emb"):
         return 0
-    if len({type(layer) for layer in layers}) != 1 or not _agrees(model, decoder, layers[0]):
-        return 0
-    for index, layer in enumerate(layers):
-        layers[index] = LeanDecoderLayer(layer)
-    decoder.rotary_emb = LeanRotary(decoder.rotary_emb)
-    return len(layers)
+    rotary = LeanRotary(decoder.rotary_emb)
+    lean: list[LeanDecoderLayer] = []
+    for layer in layers:
+        candidate = _lean_form(model, decoder, rotary, layer)
+        if candidate is None:
+            return 0
+        lean.append(candidate)
+    decoder.layers, decoder.rotary_emb = nn.ModuleList(lean), rotary
+    return len(lean)
 
 
 def _has_parts(layer: nn.Module) -> bool:
@@ -156,23 +161,26 @@ def _has_parts(layer: nn.Module) -> bool:
     )
 
 
-def _agrees(model: PreTrainedModel, decoder: Any, layer: nn.Module) -> bool:
-    """Whether the lean form of a layer computes what the layer does, on a random input with a causal mask."""
+def _lean_form(model: PreTrainedModel, decoder: Any, rotary: LeanRotary, layer: nn.Module) -> LeanDecoderLayer | None:
+    """The lean form of a layer, if it computes what the layer does on a random input with a causal mask."""
+    if not _has_parts(layer):
+        return None
     weight: Tensor = layer.self_attn.q_proj.weight  # type: ignore[union-attr, assignment]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, _TRIAL_TOKENS, weight.shape[1], generator=generator).to(weight)
     positions = torch.arange(3, 3 + _TRIAL_TOKENS, device=weight.device).unsqueeze(0)
     visible = torch.ones(1, _TRIAL_TOKENS, _TRIAL_TOKENS, dtype=torch.bool, device=weight.device).tril()
     mask = fold_mask(visible, num_query_groups(model.config), weight.dtype)
-    results = []
-    for candidate, rotary in ((layer, decoder.rotary_emb), (LeanDecoderLayer(layer), LeanRotary(decoder.rotary_emb))):
-        cache = SlottedCache(model.config.num_hidden_layers)
-        cache.plan = SlotPlan(positions - 3, _TRIAL_TOKENS, 0)
-        try:
-            embeddings = rotary(x, position_ids=positions)
-            out = candidate(x, attention_mask=mask, position_ids=positions, cache=cache, position_embeddings=embeddings)
-        except (RuntimeError, TypeError, ValueError, AttributeError):
-            return False
-        results.append(out.float())
+    try:
+        lean = LeanDecoderLayer(layer)
+        results = []
+        for candidate, embedding in ((layer, decoder.rotary_emb), (lean, rotary)):
+            cache = SlottedCache(model.config.num_hidden_layers)
+            cache.plan = SlotPlan(positions - 3, _TRIAL_TOKENS, 0)
+            rotated = embedding(x, position_ids=positions)
+            out = candidate(x, attention_mask=mask, position_ids=positions, cache=cache, position_embeddings=rotated)
+            results.append(out.float())
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return None
     error = (results[0] - results[1]).abs().max()
-    return bool(error <= 2e-2 * results[0].abs().max())
+    return lean if bool(error <= 2e-2 * results[0].abs().max()) else None

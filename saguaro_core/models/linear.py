@@ -19,7 +19,6 @@ class HalfLinear(nn.Module):
 
     def __init__(self, source: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = source.in_features, source.out_features
         bias = None if source.bias is None else source.bias.detach().float()
         self.packed = torch.ops.quantized.linear_prepack_fp16(source.weight.detach().float(), bias)
         self.num_bytes = 2 * source.weight.numel()
@@ -37,7 +36,6 @@ class FloatLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(source.weight.detach().float(), requires_grad=False)
         self.bias = None if source.bias is None else nn.Parameter(source.bias.detach().float(), requires_grad=False)
-        self.num_bytes = 4 * source.weight.numel()
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)

@@ -1,6 +1,8 @@
 """Decides where target and draft run: devices, and on CPUs disjoint sets of cores."""
 
+import contextlib
 import os
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +51,9 @@ class ResolvedPlacement:
 
     @property
     def num_devices(self) -> int:
-        """Devices that can work at the same time."""
+        """Places that can work at the same time: the target's, however many devices it is sharded over, and the
+        draft's.
+        """
         return 1 if self.target == self.draft else 2
 
 
@@ -77,8 +81,11 @@ def occupy(plan: DevicePlan) -> None:
     """Give this process its cores: pinned where the system allows it, and one thread for each."""
     if not plan.is_cpu or not plan.cores:
         return
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, plan.cores)
+    if sys.platform == "linux":
+        # Linux pins threads, not processes: those of the link are there already.
+        for thread_id in map(int, os.listdir("/proc/self/task")):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread_id, plan.cores)
     torch.set_num_threads(len(plan.cores))
 
 
@@ -103,13 +110,11 @@ def _plan(wish: str) -> DevicePlan:
     kind, _, detail = wish.partition(":")
     if kind == "cpu":
         return DevicePlan(("cpu",), _cores(wish, detail) if detail else ())
-    devices = tuple(wish.split("+"))
-    for device in devices:
-        _check_device(device)
-    return DevicePlan(devices)
+    return DevicePlan(tuple(_checked(device) for device in wish.split("+")))
 
 
-def _check_device(device: str) -> None:
+def _checked(device: str) -> str:
+    """The device by its full name (`cuda` is `cuda:0`). Raises InvalidRequest if it is not here."""
     try:
         parsed = torch.device(device)
     except RuntimeError as error:
@@ -122,6 +127,7 @@ def _check_device(device: str) -> None:
         raise InvalidRequest(f"device is {device!r}: Apple MPS is not available here; use cpu.")
     if parsed.type not in ("cuda", "mps"):
         raise InvalidRequest(f"device is {device!r}: cpu, cuda and mps are supported.")
+    return f"cuda:{parsed.index or 0}" if parsed.type == "cuda" else device
 
 
 def _cores(wish: str, detail: str) -> tuple[int, ...]:
