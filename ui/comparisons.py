@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from saguaro_core.config import GenerationRequest, Mode
 from saguaro_core.errors import EngineUnavailable, InvalidRequest, SaguaroError
 from saguaro_core.events import Event, RunFinished
-from saguaro_core.run_figures import RunFigures
 from saguaro_core.status import EngineInfo, EngineStatus
 from ui.lane import Cursor, LaneState
 from ui.settings import CompareSettings
@@ -222,23 +221,9 @@ class ComparisonService:
         try:
             self.engine.submit(run_id, request, on_event)
         except SaguaroError as error:
-            on_event(_refused(run_id, str(error)))
+            on_event(RunFinished.unstarted(run_id, str(error)))
 
     def _forget_old(self) -> None:
         ended = [key for key, c in self._comparisons.items() if not c.is_active]
         for key in ended[: max(0, len(ended) - self.MAX_KEPT)]:
             del self._comparisons[key]
-
-
-def _refused(run_id: str, message: str) -> RunFinished:
-    """What a run ends with that the engine did not take."""
-    return RunFinished(
-        run_id=run_id,
-        status="failed",
-        stop_reason="error",
-        time=0.0,
-        text="",
-        token_ids=(),
-        figures=RunFigures(),
-        error=message,
-    )
