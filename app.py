@@ -39,6 +39,10 @@ NICENESS = 19
 USAGE_ERROR, START_ERROR = 2, 1
 
 
+class CannotListen(SaguaroError):
+    """The address is taken, is not this machine's, or is not allowed to this user."""
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line; defaults are those of EngineConfig and ServerSettings."""
     engine, server = EngineConfig(), ServerSettings()
@@ -77,8 +81,19 @@ def read_auth(text: str | None) -> tuple[str, str] | None:
     return user, password
 
 
+def listen(settings: ServerSettings) -> socket.socket:
+    """A listening socket, taken before anything is loaded. Raises CannotListen."""
+    try:
+        return open_socket(settings)
+    except OSError as error:
+        where, reason = f"{settings.url_host}:{settings.port}", error.strerror or reason_of(error)
+        raise CannotListen(
+            f"Cannot listen on {where} ({reason}). Give another --port, or end the other program."
+        ) from error
+
+
 def open_socket(settings: ServerSettings) -> socket.socket:
-    """A listening socket, taken before anything is loaded. Raises OSError."""
+    """A listening socket. Raises OSError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -89,6 +104,11 @@ def open_socket(settings: ServerSettings) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def reason_of(error: OSError) -> str:
+    """What an error says, or its name if it says nothing."""
+    return str(error) or type(error).__name__
 
 
 def start_engine(config: EngineConfig, on_status: StatusListener) -> Any:
@@ -123,9 +143,9 @@ class Supervisor:
 def serve(
     config: EngineConfig, settings: ServerSettings, database: Path | None, engine_factory: EngineFactory = start_engine
 ) -> int:
-    """Run until interrupted. Returns the exit status; raises SaguaroError or OSError for what cannot start."""
+    """Run until interrupted. Returns the exit status; raises SaguaroError for what cannot start."""
     supervisor = Supervisor()
-    with open_socket(settings) as listener, Recorder(database) as recorder:
+    with listen(settings) as listener, Recorder(database) as recorder:
         engine = engine_factory(config, supervisor.on_status)
         try:
             yield_to_engine()
@@ -174,7 +194,8 @@ async def _serve_page(
     # A stream that a browser still holds open must not keep the program from ending.
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, server_header=False)
     web = supervisor.web = uvicorn.Server(config)
-    logger.info("Open http://%s:%d in a browser. Ctrl-C ends everything.", *listener.getsockname()[:2])
+    port = listener.getsockname()[1]
+    logger.info("Open http://%s:%d in a browser. Ctrl-C ends everything.", settings.url_host, port)
     if supervisor.failure is None:
         await web.serve(sockets=[listener])
 
@@ -200,8 +221,7 @@ def main(arguments: Sequence[str] | None = None, engine_factory: EngineFactory =
     except SaguaroError as error:
         logger.error("%s", error)
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
-        logger.error("Cannot listen on %s (%s). Give another --port, or end the other program.", where, error.strerror)
+        logger.error("The system refused something that the program needs: %s", reason_of(error))
     except KeyboardInterrupt:
         return 0
     return START_ERROR

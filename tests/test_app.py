@@ -1,5 +1,6 @@
 """The command: what it refuses and how, that it is up while models load, and that nothing stays behind."""
 
+import errno
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from pages import free_port
 
 import app
 from saguaro_core.config import EngineConfig
+from ui.server import ServerSettings
 
 ROOT = Path(__file__).parent.parent
 
@@ -79,6 +81,28 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(caplog: pytest.LogCaptu
     assert engines == []
 
 
+def test_an_error_of_the_system_without_a_text_of_its_own_is_still_a_reason(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(_: object) -> socket.socket:
+        raise OSError("no such thing as a network")
+
+    monkeypatch.setattr(app, "open_socket", refuse)
+    assert app.main(["--port", "7000", "--database", str(tmp_path / "x.db")], echo_factory(Script())) == 1
+    assert "Cannot listen on 127.0.0.1:7000 (no such thing as a network)" in caplog.text
+
+
+def test_an_error_of_the_system_later_on_is_not_blamed_on_the_address(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def exhausted(*_: object) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    assert app.main(["--port", "0", "--database", str(tmp_path / "x.db")], exhausted) == 1
+    (message,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert message == "The system refused something that the program needs: [Errno 24] Too many open files"
+
+
 def test_a_file_that_is_no_log_is_refused_and_left_alone(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("my notes " * 200)
@@ -96,20 +120,34 @@ def test_models_that_cannot_be_loaded_end_the_program_with_the_reason(
     assert "Traceback" not in caplog.text
 
 
-def test_the_page_is_up_while_the_models_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_the_page_is_up_while_the_models_load(
+    host: str, shown: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level("INFO")
+    skip_without(host)
     port, engines = free_port(), list[EchoEngine]()
-    arguments = ["--port", str(port), "--database", str(tmp_path / "x.db")]
+    arguments = ["--host", host, "--port", str(port), "--database", str(tmp_path / "x.db")]
     config, settings = app.read_settings(app.build_parser().parse_args(arguments))
     factory = echo_factory(Script(load_seconds=5.0, load_error="enough"), engines)
     statuses: list[int] = []
     thread = threading.Thread(target=lambda: statuses.append(app.serve(config, settings, tmp_path / "x.db", factory)))
     thread.start()
-    status = wait_for(lambda: httpx.get(f"http://127.0.0.1:{port}/api/status").json(), 10)
+    status = wait_for(lambda: httpx.get(f"http://{shown}:{port}/api/status").json(), 10)
     assert status["state"] in ("starting", "loading")
-    assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
+    assert httpx.get(f"http://{shown}:{port}/").status_code == 200
+    assert f"Open http://{shown}:{port} in a browser" in caplog.text
     thread.join(timeout=20)
     assert statuses == [1]
     assert engines[0].status.state == "closed"
+
+
+def skip_without(host: str) -> None:
+    """Some machines have no IPv6."""
+    try:
+        app.open_socket(ServerSettings(host=host, port=0)).close()
+    except OSError as error:
+        pytest.skip(f"nothing can listen on {host} here: {error}")
 
 
 def wait_for(ask: Callable[[], Any], seconds: float) -> Any:

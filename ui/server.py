@@ -20,7 +20,8 @@ from ui.run_log import StoredRunLog
 from ui.theme import HEAD, THEME
 
 ASSETS = Path(__file__).parent / "assets"
-LOOPBACK_NAMES = ("127.0.0.1", "localhost")
+# As a Host header has them.
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +50,14 @@ class ServerSettings:
             return False
 
     @property
+    def url_host(self) -> str:
+        """The host as an address in a browser has it: an IPv6 address in brackets."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    @property
     def allowed_hosts(self) -> list[str]:
         """Names that a request may give. With a password any name will do: a rebound name carries no password."""
-        return [*LOOPBACK_NAMES, self.host] if self.is_loopback else ["*"]
+        return [*LOOPBACK_NAMES, self.url_host] if self.is_loopback else ["*"]
 
 
 class RevalidatedFiles(StaticFiles):
@@ -77,7 +83,7 @@ def build_app(
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=[*middleware, Middleware(OriginGuard)])
     app.include_router(build_routes(service, log))
     app.mount("/ui", RevalidatedFiles(directory=ASSETS))
-    _set_up_queue(page)
+    set_up_queue(page)
     mounted: FastAPI = gr.mount_gradio_app(
         app,
         page,
@@ -96,12 +102,12 @@ def build_app(
     return mounted
 
 
-def _set_up_queue(page: gr.Blocks) -> None:
+def set_up_queue(page: gr.Blocks) -> None:
     """No limit of the framework's own: runs wait in the engine's queue. Nor its eager polling, for the engine's sake.
 
     An idle queue looks for work every millisecond, which takes some per cent of a core from the models; on Windows the
     framework itself looks twenty times a second.
     """
-    page.queue(max_size=64, default_concurrency_limit=None)
+    page.queue(max_size=None, default_concurrency_limit=None)
     queue = page._queue
     queue.sleep_when_free = queue.progress_update_sleep_when_free = 0.05
