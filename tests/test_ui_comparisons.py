@@ -10,7 +10,7 @@ import pytest
 from echo_engine import EchoEngine, Script
 
 from saguaro_core.errors import EngineUnavailable, InvalidRequest
-from saguaro_core.events import TokenEvent
+from saguaro_core.events import CacheOutcome, FallbackKind, RoundEvent, TokenEvent
 from storage import Recorder
 from ui.comparisons import Comparison, ComparisonService
 from ui.lane import LaneState
@@ -163,6 +163,8 @@ def test_a_stored_comparison_reads_as_it_was_live(log: StoredRunLog) -> None:
     assert stored is not None
     live_update, stored_update = live.changes({})[0], stored.changes({})[0]
     assert stored_update == live_update
+    rounds = live.lanes["ssd"].rounds
+    assert live.lanes["ssd"].figures["num_fallbacks"] == sum(row[7] == "miss" for row in rounds) > 0
     assert stored.header()["settings"] == live.header()["settings"]
     assert log.load("unknown") is None
 
@@ -249,3 +251,18 @@ def test_live_speed_counts_committed_tokens_not_updates() -> None:
     assert lane.figures["decode_tokens_per_second"] == pytest.approx(16.0)
     assert lane.figures["time_to_first_token"] == 1.0
     assert lane.figures["draft_acceptance_rate"] is None
+
+
+def test_only_misses_that_a_fallback_served_count_as_fallbacks() -> None:
+    """Neither the first round, which has nothing to miss, nor a miss that nothing speculated for."""
+    lane = LaneState("r", "ssd")
+    outcomes: list[tuple[CacheOutcome, FallbackKind | None]] = [
+        ("compulsory", "neural"), ("hit", None), ("miss", "none"), ("miss", "ngram"), ("miss", "neural"),
+    ]  # fmt: skip
+    for index, (cache, fallback) in enumerate(outcomes):
+        event = RoundEvent(
+            run_id="r", index=index, drafted=4, accepted=0, bonus_token_id=1, start=0.0, verify_ms=1.0, draft_ms=1.0,
+            wait_ms=0.0, cache=cache, fallback=fallback, num_committed=1,
+        )  # fmt: skip
+        lane.apply(event)
+    assert lane.figures["num_fallbacks"] == 2

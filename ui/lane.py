@@ -95,7 +95,7 @@ class LaneState:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The figures as plain data; `num_fallbacks` counts the rounds that a fallback served."""
+        """The figures as plain data; `num_fallbacks` counts the misses that a fallback served."""
         values = asdict(self.result) | {"num_fallbacks": self._num_fallbacks if self.mode == "ssd" else None}
         return {name: _finite(value) if isinstance(value, float) else value for name, value in values.items()}
 
@@ -147,7 +147,8 @@ class LaneState:
 
     def _add_round(self, event: RoundEvent) -> None:
         self.rounds.append(round_row(event))
-        self._num_fallbacks += event.fallback is not None
+        # The first round has nothing to miss, and a miss without a fallback speculates on nothing.
+        self._num_fallbacks += event.cache == "miss" and event.fallback in ("neural", "ngram")
 
     def _finish(self, event: RunFinished) -> None:
         self.phase, self.stop_reason, self.error = event.status, event.stop_reason, event.error
