@@ -1,5 +1,6 @@
 """The web side without a browser: guards, streams, exports, and the public endpoint."""
 
+import asyncio
 import http.client
 import io
 import json
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import gradio as gr
 import httpx
 import pytest
 from echo_engine import EchoEngine, Script
@@ -17,8 +19,12 @@ from gradio_client.exceptions import AppError
 from pages import ServedPage, served_page
 
 from saguaro_core.errors import InvalidRequest
-from ui.routes import format_cursors, parse_cursors
-from ui.server import ServerSettings
+from storage import LogReader
+from ui.comparisons import Comparison
+from ui.handlers import Handlers
+from ui.lane import LaneState
+from ui.routes import event_stream, format_cursors, parse_cursors
+from ui.server import ServerSettings, set_up_queue
 from ui.settings import CompareSettings
 
 
@@ -53,6 +59,11 @@ def request(url: str, method: str = "GET", path: str = "/", body: bytes = b"", *
 def test_a_foreign_host_name_is_refused_everywhere(served: ServedPage, host: str) -> None:
     for path in ("/", "/api/status", "/gradio_api/info", "/ui/stage.js"):
         assert request(served.url, path=path, Host=host)[0] == 400
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:7860", "[::1]", "[::1]:7860"])
+def test_every_name_of_this_machine_is_answered(served: ServedPage, host: str) -> None:
+    assert request(served.url, path="/api/status", Host=host)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -134,6 +145,49 @@ def test_an_unknown_comparison_is_not_found(served: ServedPage) -> None:
     response = httpx.get(f"{served.url}/api/comparisons/nothing/events")
     assert response.status_code == 404
     assert "unknown" in response.text
+
+
+def test_a_log_that_cannot_be_read_is_said_and_never_a_trace(
+    served: ServedPage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(served.log, "reader", LogReader(tmp_path / "gone.db"))
+    for path in ("comparisons/stored/events", "comparisons/stored/export.csv", "runs/stored/export.json"):
+        response = httpx.get(f"{served.url}/api/{path}")
+        assert response.status_code == 503
+        assert "gone.db could not be read" in response.json()["detail"]
+    found, notice = Handlers(served.service).reuse("stored")
+    assert found is None
+    assert "gone.db could not be read" in notice["text"]
+
+
+def test_a_comparison_that_is_gone_cannot_be_reused(served: ServedPage) -> None:
+    found, notice = Handlers(served.service).reuse("nothing")
+    assert found is None
+    assert "deleted" in notice["text"]
+
+
+def test_a_waiting_reader_hears_that_the_queue_got_shorter() -> None:
+    waiting = Comparison("c", "hi", {}, {"ar": LaneState("r", "ar")}, 0.0)
+    lengths = iter([2, 2, 1, 1, 0])
+
+    async def frames() -> list[str]:
+        stream = event_stream(waiting, {}, lambda: next(lengths), pause=0.0)
+        return [await anext(stream) for _ in range(4)]
+
+    header, update, *rest = asyncio.run(frames())
+    assert header.startswith("event: header")
+    assert '"ahead":2' in update
+    assert rest == ['event: ahead\ndata: {"ahead":1}\n\n', 'event: ahead\ndata: {"ahead":0}\n\n']
+
+
+def test_the_framework_refuses_no_call_because_of_its_own_queue() -> None:
+    async def queue() -> Any:
+        # Outside of a running loop the framework makes loops that nobody closes.
+        page = gr.Blocks()
+        set_up_queue(page)
+        return page._queue
+
+    assert asyncio.run(queue()).max_size is None
 
 
 @pytest.mark.parametrize("text", ["", "x", "ar.1.2", "ar.1.2.-3", "ar.1.2.99999999999", "zz.1.2.3", "ar.1.2.3,"])
@@ -226,6 +280,9 @@ def test_a_password_covers_every_route(tmp_path: Path) -> None:
             for path in ("/", "/api/status", "/ui/stage.js", "/gradio_api/info", "/gradio_api/heartbeat/x", "/config"):
                 assert httpx.get(page.url + path).status_code == 401
                 assert httpx.get(page.url + path, auth=("ana", "wrong")).status_code == 401
+            for header in ("Basic €", "Basic é", "Basic =", "Bearer YW5h"):
+                headers = {b"Authorization": header.encode()}
+                assert httpx.get(f"{page.url}/api/status", headers=headers).status_code == 401
             assert httpx.post(f"{page.url}/gradio_api/cancel", json={}).status_code == 401
             assert httpx.get(f"{page.url}/api/status", auth=("ana", "päss")).status_code == 200
 

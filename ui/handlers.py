@@ -52,12 +52,15 @@ class Handlers:
         """What a fresh page shows: the comparison that its address names."""
         return self.stage(comparison_id or None)
 
-    def reuse(self, comparison_id: str) -> tuple[str, Value] | None:
-        """Prompt and form values of a comparison, or None if it is gone."""
-        comparison = self.service.find(comparison_id)
+    def reuse(self, comparison_id: str) -> tuple[tuple[str, Value] | None, Value]:
+        """Prompt and form values of a comparison, and the notice, which says why there are none."""
+        try:
+            comparison = self.service.find(comparison_id)
+        except SaguaroError as error:
+            return None, self.notice(str(error))
         if comparison is None:
-            return None
-        return comparison.prompt, form_from_flat(comparison.settings)
+            return None, self.notice("This comparison is gone: it was deleted.")
+        return (comparison.prompt, form_from_flat(comparison.settings)), self.notice()
 
 
 def flat_from_form(form: Mapping[str, Any]) -> dict[str, Any]:

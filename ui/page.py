@@ -59,11 +59,15 @@ def _wire_compare(page: gr.Blocks, compare: ComparePage, handlers: Handlers) -> 
         return {compare.stage: stage, compare.notice: notice}
 
     def reuse(event: gr.EventData) -> dict[Any, Any]:
-        found = handlers.reuse(str(event.comparison))
+        found, notice = handlers.reuse(str(event.comparison))
         if found is None:
-            return {compare.notice: handlers.notice("This comparison is gone: it was deleted.")}
+            return {compare.notice: notice}
         prompt, form = found
-        return {compare.prompt: prompt, **{fields[name]: value for name, value in form.items() if name in fields}}
+        return {
+            compare.notice: notice,
+            compare.prompt: prompt,
+            **{fields[name]: value for name, value in form.items() if name in fields},
+        }
 
     def open_address(request: gr.Request) -> dict[str, Any]:
         return handlers.open_address(request.query_params.get("comparison"))

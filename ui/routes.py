@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from saguaro_core.config import MODES, Mode
 from saguaro_core.errors import InvalidRequest
 from saguaro_core.status import EngineStatus
-from storage import ExportFile, NotStored, Selection
+from storage import ExportFile, NotStored, Selection, StorageError
 from ui.comparisons import Comparison, ComparisonService
 from ui.lane import Cursor
 from ui.run_log import StoredRunLog
@@ -58,7 +58,10 @@ def build_routes(service: ComparisonService, log: StoredRunLog | None) -> APIRou
 
     @router.get("/comparisons/{comparison_id}/events")
     async def events(comparison_id: str, request: Request, cursor: str = "") -> StreamingResponse:
-        comparison = await run_in_threadpool(service.find, comparison_id)
+        try:
+            comparison = await run_in_threadpool(service.find, comparison_id)
+        except StorageError as error:
+            raise HTTPException(503, str(error)) from error
         if comparison is None:
             raise HTTPException(404, f"comparison {comparison_id!r} is unknown: it may have been deleted.")
         cursors = parse_cursors(request.headers.get("last-event-id", cursor))
@@ -85,6 +88,8 @@ def _download(log: StoredRunLog, selection: Selection, form: str) -> StreamingRe
         file: ExportFile = log.export(selection, form)
     except NotStored as error:
         raise HTTPException(404, str(error)) from error
+    except StorageError as error:
+        raise HTTPException(503, str(error)) from error
     except InvalidRequest as error:
         raise HTTPException(400, str(error)) from error
     headers = {"Content-Disposition": f'attachment; filename="{file.filename}"', "Cache-Control": "no-store"}
@@ -94,17 +99,24 @@ def _download(log: StoredRunLog, selection: Selection, form: str) -> StreamingRe
 async def event_stream(
     comparison: Comparison, cursors: dict[Mode, Cursor], num_ahead: Callable[[], int], pause: float = UPDATE_SECONDS
 ) -> AsyncIterator[str]:
-    """Frames of one comparison: a header, then updates while it runs, then one `end`."""
+    """Frames of one comparison: a header, then updates while it runs, then one `end`.
+
+    While it waits, an `ahead` frame says that the number of comparisons before it changed.
+    """
     yield _frame("header", comparison.header())
-    sent_version, idle = -1, 0.0
+    sent_version, sent_ahead, idle = -1, 0, 0.0
     while True:
+        ahead = num_ahead()
         if comparison.version != sent_version:
             update, cursors, sent_version = comparison.changes(cursors)
-            yield _frame("update", {**update, "ahead": num_ahead()}, format_cursors(cursors))
-            idle = 0.0
+            yield _frame("update", {**update, "ahead": ahead}, format_cursors(cursors))
+            sent_ahead, idle = ahead, 0.0
             if not update["active"]:
                 yield _frame("end", {})
                 return
+        elif ahead != sent_ahead:
+            yield _frame("ahead", {"ahead": ahead})
+            sent_ahead, idle = ahead, 0.0
         elif idle >= KEEP_ALIVE_SECONDS:
             yield ": still here\n\n"
             idle = 0.0

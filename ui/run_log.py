@@ -54,7 +54,7 @@ class StoredRunLog:
         self.recorder.record(event)
 
     def load(self, comparison_id: str) -> Comparison | None:
-        """A stored comparison, or None if there is none of that id."""
+        """A stored comparison, or None if there is none of that id. Raises StorageError if it cannot be read."""
         try:
             stored = self.reader.comparison(comparison_id)
             lanes = {run.mode: _lane(self.reader.run(run.id)) for run in stored.runs}
@@ -63,7 +63,7 @@ class StoredRunLog:
         return Comparison(stored.id, stored.prompt, stored.settings, lanes, _unix(stored.created_at))
 
     def export(self, selection: Selection, form: str) -> ExportFile:
-        """A download of what is stored so far. Raises NotStored or InvalidRequest."""
+        """A download of what is stored so far. Raises NotStored, InvalidRequest or StorageError."""
         self.recorder.flush(1.0)
         return export(self.reader, selection, cast(ExportFormat, form))
 

@@ -1,11 +1,14 @@
 """Several tabs, refused sends, loading, the keyboard, and small or dark screens."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from lanes import lane, send, set_limit, text_of, wait_all, wait_phase
 from pages import ServedPage
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
+
+from storage import LogReader
 
 pytestmark = pytest.mark.browser
 
@@ -23,6 +26,39 @@ def test_four_tabs_are_answered_one_after_another_without_mixing(
         wait_all(page)
         expect(lane(page, "ssd").locator("span.tok, span.held")).to_have_count(20 + number)
         expect(page.locator(".stage-prompt")).to_have_text(f"tab {number}")
+
+
+def test_a_waiting_tab_moves_up_when_the_one_before_it_ends(
+    serve_echo: Callable[..., ServedPage], open_page: Callable[..., Page]
+) -> None:
+    served = serve_echo(rate=100.0)
+    pages = [open_page(served.url) for _ in range(3)]
+    for page in pages:
+        send(page, "hello")
+        wait_phase(page, "ssd", "queued")
+    state = pages[2].locator(".stage-state")
+    expect(state).to_have_text("queued: 2 comparisons ahead")
+    pages[1].locator("#stop").click()
+    expect(state).to_have_text("queued: 1 comparison ahead")
+    for page in (pages[2], pages[0]):
+        page.locator("#stop").click()
+        wait_all(page, "stopped", 5)
+
+
+def test_a_comparison_that_cannot_be_shown_says_whether_it_is_deleted_or_cannot_be_read(
+    serve_echo: Callable[..., ServedPage], browser: Browser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    served = serve_echo(rate=None)
+    # Not watched: a browser reports every refusal as an error of its own.
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{served.url}/?comparison=nothing")
+        expect(page.locator(".stage-caption [role=alert]")).to_contain_text("may have been deleted")
+        monkeypatch.setattr(served.log, "reader", LogReader(tmp_path / "gone.db"))
+        page.goto(f"{served.url}/?comparison=stored")
+        alert = page.locator(".stage-caption [role=alert]")
+        expect(alert).to_contain_text("gone.db could not be read")
+        expect(alert).not_to_contain_text("deleted")
 
 
 def test_a_send_while_an_answer_runs_is_refused_and_changes_nothing(

@@ -42,6 +42,7 @@ class Stage {
     this.source = source;
     source.addEventListener("header", (event) => this.onHeader(JSON.parse(event.data)));
     source.addEventListener("update", (event) => { this.cursor = event.lastEventId; this.onUpdate(JSON.parse(event.data)); });
+    source.addEventListener("ahead", (event) => this.showAhead(JSON.parse(event.data).ahead));
     source.addEventListener("end", () => { this.ended = true; this.close(); refreshStatus(); });
     source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) this.onLost(); });
   }
@@ -51,11 +52,15 @@ class Stage {
     this.source = null;
   }
 
-  onLost() {
+  async onLost() {
+    const id = this.id;
     this.close();
     setRunning(false);
     this.ended = true;
-    this.caption.replaceChildren(h("p", { class: "notice", "data-kind": "error", role: "alert" }, "This comparison is unknown: it may have been deleted."));
+    const why = await whyLost(id);
+    // Something else may have been opened in the meantime.
+    if (this.id !== id || this.source) return;
+    this.caption.replaceChildren(h("p", { class: "notice", "data-kind": "error", role: "alert" }, why));
   }
 
   onVisibility() {
@@ -90,7 +95,7 @@ class Stage {
 
   onUpdate(update) {
     setRunning(update.active);
-    setText(this.state, update.ahead > 0 ? `queued: ${update.ahead} comparison${update.ahead > 1 ? "s" : ""} ahead` : "");
+    this.showAhead(update.ahead);
     for (const [mode, lane] of Object.entries(update.lanes)) {
       this.timelines.get(mode).add(lane);
       this.lanes.get(mode).update(lane);
@@ -100,6 +105,10 @@ class Stage {
     const drawn = [...this.timelines.values()].map((timeline) => timeline.draw());
     this.timelineBox.parentElement.hidden = !drawn.some(Boolean);
     this.requestDraw();
+  }
+
+  showAhead(ahead) {
+    setText(this.state, ahead > 0 ? `queued: ${ahead} comparison${ahead > 1 ? "s" : ""} ahead` : "");
   }
 
   drawShares() {
@@ -119,6 +128,21 @@ class Stage {
 
 function setRunning(running) {
   document.body.toggleAttribute("data-running", running);
+}
+
+// An event source does not tell the status of a refusal: ask once more, in a way that does.
+async function whyLost(id) {
+  const asking = new AbortController();
+  try {
+    const response = await fetch(`/api/comparisons/${encodeURIComponent(id)}/events`, { cache: "no-store", signal: asking.signal });
+    if (response.status === 404) return "This comparison is unknown: it may have been deleted.";
+    if (!response.ok) return (await response.json()).detail;
+  } catch {
+    // Said below.
+  } finally {
+    asking.abort();
+  }
+  return "This comparison could not be read. Reload the page to try again.";
 }
 
 function legend() {
