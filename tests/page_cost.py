@@ -1,6 +1,6 @@
 """What streaming to the page costs the engine: the same SSD runs with and without a page, in pairs.
 
-`python -m ui.page_cost [--prompts N] [--max-new-tokens N] [--browser PATH]` measures three situations in turn (A B C
+`python tests/page_cost.py [--prompts N] [--max-new-tokens N] [--browser PATH]` measures three situations in turn (A B C
 A B C): an engine that nobody looks at; the application streaming to a reader that draws nothing, as to a browser on
 another machine; and the application with Chromium drawing beside it on the same cores. While the engine runs alone,
 the application and Chromium are suspended.
@@ -8,6 +8,7 @@ the application and Chromium are suspended.
 
 import argparse
 import logging
+import queue
 import shutil
 import socket
 import statistics
@@ -18,21 +19,24 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
+from playwright.sync_api import Error as BrowserError
+from playwright.sync_api import Page, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from saguaro_core.config import EngineConfig, Mode
 from saguaro_core.engine import Engine
 from saguaro_core.events import Event, RunFinished
-from saguaro_core.prompts import select_prompts
+from saguaro_core.prompts import PROMPTS, select_prompts
 from storage import LogReader
-from storage.records import HistoryEntry
 from ui.settings import CompareSettings
 
+ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 300.0
 RUN_SECONDS = 300.0
 SETTLE_SECONDS = 1.0
@@ -40,23 +44,47 @@ MODE: Mode = "ssd"
 Speed = Callable[[str], float]
 
 
+def checked(run: str, prompt: str, status: str | None, speed: float | None, error: str | None = None) -> float:
+    """The speed of a run that finished. Ends the measurement, naming the run, if it did not or has no speed."""
+    if status == "finished" and speed:
+        return speed
+    if status is None:
+        what = f"did not end within {RUN_SECONDS:.0f} seconds, or was not recorded"
+    elif status != "finished":
+        what = f"is {status}, not finished"
+    else:
+        what = "has too few tokens for a speed: give more --max-new-tokens"
+    raise SystemExit(f"The {run} run of {prompt!r} {what}{f' ({error})' if error else ''}.")
+
+
 def alone(engine: Engine, settings: CompareSettings) -> Speed:
     """Tokens/s of a run that only its own caller follows."""
 
     def run(prompt: str) -> float:
-        finished = threading.Event()
-        speeds: list[float] = []
+        ended: queue.Queue[RunFinished] = queue.Queue()
 
         def on_event(event: Event) -> None:
             if isinstance(event, RunFinished):
-                speeds.append(event.figures.decode_tokens_per_second or 0.0)
-                finished.set()
+                ended.put(event)
 
         engine.submit(uuid.uuid4().hex, settings.request(prompt, MODE), on_event)
-        finished.wait(RUN_SECONDS)
-        return speeds[0]
+        try:
+            end = ended.get(timeout=RUN_SECONDS)
+        except queue.Empty:
+            return checked("alone", prompt, None, None)
+        return checked("alone", prompt, end.status, end.figures.decode_tokens_per_second, end.error)
 
     return run
+
+
+def logged(run: str, prompt: str, database: Path) -> float:
+    """Tokens/s of the run that the log holds last."""
+    time.sleep(SETTLE_SECONDS)  # The log writes what is still under way.
+    entries = LogReader(database).history("", limit=1).entries
+    if not entries or entries[0].prompt != prompt:
+        return checked(run, prompt, None, None)
+    last = entries[0].runs[0]
+    return checked(run, prompt, last.status, last.decode_tokens_per_second, last.error)
 
 
 def streamed(url: str, settings: CompareSettings, database: Path) -> Speed:
@@ -68,45 +96,36 @@ def streamed(url: str, settings: CompareSettings, database: Path) -> Speed:
         with httpx.stream("GET", address, timeout=RUN_SECONDS) as stream:
             for _ in stream.iter_raw():
                 pass
-        time.sleep(SETTLE_SECONDS)  # The log writes what is still under way.
-        return float(_newest(database).runs[0].decode_tokens_per_second or 0.0)
+        return logged("streamed", prompt, database)
 
     return run
 
 
-class PageRuns:
-    """Runs that are started from the page, in Chromium."""
+def drawn(page: Page, url: str, settings: CompareSettings, database: Path) -> Speed:
+    """Tokens/s of a run that Chromium starts from the page and draws while it comes."""
 
-    def __init__(self, page: Any, url: str, settings: CompareSettings, database: Path) -> None:
-        self.page, self.url, self.settings, self.database = page, url, settings, database
+    def run(prompt: str) -> float:
+        _send(page, url, prompt, settings)
+        lane = f".lane[data-mode={MODE}]"
+        ends = ", ".join(f"{lane}[data-phase={phase}]" for phase in ("finished", "stopped", "failed"))
+        with suppress(BrowserError):  # The log says why.
+            page.wait_for_selector(ends, timeout=RUN_SECONDS * 1000)
+        page.goto("about:blank")
+        return logged("drawn", prompt, database)
 
-    def drawn(self, prompt: str) -> float:
-        """Tokens/s of a run that Chromium draws while it comes."""
-        self._send(prompt)
-        selector = f".lane[data-mode={MODE}][data-phase=finished]"
-        self.page.wait_for_selector(selector, timeout=RUN_SECONDS * 1000)
-        return self._speed()
-
-    def _send(self, prompt: str) -> None:
-        page = self.page
-        page.goto(self.url)
-        page.wait_for_selector(".lane", timeout=RUN_SECONDS * 1000)
-        for mode in ("AR", "SD"):
-            page.get_by_role("checkbox", name=mode, exact=True).uncheck()
-        page.get_by_label("Max new tokens").fill(str(self.settings.sampling.max_new_tokens))
-        page.get_by_label("Max new tokens").blur()
-        page.locator("#prompt textarea").fill(prompt)
-        time.sleep(SETTLE_SECONDS)  # Loading the page is not part of a run.
-        page.locator("#send").click()
-
-    def _speed(self) -> float:
-        self.page.goto("about:blank")
-        time.sleep(SETTLE_SECONDS)  # The log writes what is still under way.
-        return float(_newest(self.database).runs[0].decode_tokens_per_second or 0.0)
+    return run
 
 
-def _newest(database: Path) -> HistoryEntry:
-    return LogReader(database).history("", limit=1).entries[0]
+def _send(page: Page, url: str, prompt: str, settings: CompareSettings) -> None:
+    page.goto(url)
+    page.wait_for_selector(".lane", timeout=RUN_SECONDS * 1000)
+    for mode in ("AR", "SD"):
+        page.get_by_role("checkbox", name=mode, exact=True).uncheck()
+    page.get_by_label("Max new tokens").fill(str(settings.sampling.max_new_tokens))
+    page.get_by_label("Max new tokens").blur()
+    page.locator("#prompt textarea").fill(prompt)
+    time.sleep(SETTLE_SECONDS)  # Loading the page is not part of a run.
+    page.locator("#send").click()
 
 
 @contextmanager
@@ -116,9 +135,7 @@ def application(database: Path) -> Iterator[tuple[psutil.Process, str]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "app.py", "--port", str(port), "--database", str(database)]
-    with subprocess.Popen(
-        command, cwd=Path(__file__).resolve().parents[1], stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
             for line in process.stderr:
@@ -156,11 +173,11 @@ def measure(prompts: list[str], settings: CompareSettings, browser: str) -> dict
         engine.wait_ready(START_SECONDS)
         run_alone = alone(engine, settings)
         run_streamed = streamed(url, settings, database)
-        runs = PageRuns(stack.enter_context(_open_browser(browser)), url, settings, database)
+        run_drawn = drawn(stack.enter_context(_open_browser(browser)), url, settings, database)
         for number, prompt in enumerate([prompts[0], *prompts]):  # The first round warms up.
             with suspended(process):
                 round_speeds = [run_alone(prompt)]
-            round_speeds += [run_streamed(prompt), runs.drawn(prompt)]
+            round_speeds += [run_streamed(prompt), run_drawn(prompt)]
             if number:
                 for name, speed in zip(speeds, round_speeds, strict=True):
                     speeds[name].append(speed)
@@ -168,9 +185,7 @@ def measure(prompts: list[str], settings: CompareSettings, browser: str) -> dict
 
 
 @contextmanager
-def _open_browser(path: str) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
+def _open_browser(path: str) -> Iterator[Page]:
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield chromium.new_page(viewport={"width": 1400, "height": 950})
@@ -179,11 +194,13 @@ def _open_browser(path: str) -> Iterator[Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print one table."""
-    parser = argparse.ArgumentParser(prog="python -m ui.page_cost", description=__doc__)
-    parser.add_argument("--prompts", type=int, default=8, help="how many prompts (%(default)s)")
+    parser = argparse.ArgumentParser(prog="python tests/page_cost.py", description=__doc__)
+    parser.add_argument("--prompts", type=int, default=8, help="how many prompts, at least 2 (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="tokens per answer (%(default)s)")
     parser.add_argument("--browser", default=shutil.which("chromium"), help="Chromium, where it is not on the PATH")
     options = parser.parse_args(arguments)
+    if not 2 <= options.prompts <= len(PROMPTS):
+        parser.error(f"prompts is {options.prompts}: give a whole number from 2 to {len(PROMPTS)}.")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if options.browser is None:
         sys.stderr.write("No Chromium was found: install it, or name it with --browser.\n")
