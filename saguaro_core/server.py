@@ -196,8 +196,7 @@ class EngineServer:
         """The source of the request's mode. Raises DraftUnavailable: an AR run is never passed off as another mode."""
         if request.mode == "ar":
             return NoDraft()
-        self.draft.recover(was_lost=False)  # It may have died while nothing was asked of it.
-        self.draft.wait_loaded(self._should_stop)
+        self.draft.ensure_loaded(self._should_stop)
         limit = min(request.sampling.max_new_tokens, room)
         begin = Begin(
             epoch=self.draft.next_epoch(),

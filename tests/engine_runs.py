@@ -151,8 +151,12 @@ def wait_until(is_met: Callable[[], object], timeout: float) -> None:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Whether a process has ended (a zombie has)."""
+    """Whether a process has ended: a zombie has, once none of its threads is left that its parent would still wait
+    for.
+    """
     try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        if not process.is_running():
+            return True
+        return bool(process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1)
     except psutil.NoSuchProcess:
         return True

@@ -54,6 +54,17 @@ class DraftHandle:
             self.error = str(error)
             raise
 
+    def ensure_loaded(self, should_stop: Callable[[], bool]) -> None:
+        """Like wait_loaded, but a process that has died since it was last used is started again, once."""
+        self.recover(was_lost=False)
+        try:
+            self.wait_loaded(should_stop)
+        except DraftUnavailable:
+            if self.pid is not None:
+                raise
+            self.recover(was_lost=False)
+            self.wait_loaded(should_stop)
+
     def _await_load(self, should_stop: Callable[[], bool]) -> Message:
         while True:
             # Read before looking at the clock: the draft may have loaded long ago, while nobody asked for it.

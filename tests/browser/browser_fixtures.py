@@ -33,7 +33,9 @@ class Watch:
             self.complaints.append(f"left this machine: {request.url}")
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: while Playwright is open this thread counts as running an event loop, and later tests start
+# their own.
+@pytest.fixture(scope="module")
 def browser(chromium_path: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
