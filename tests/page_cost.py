@@ -3,7 +3,7 @@
 `python tests/page_cost.py [--prompts N] [--max-new-tokens N] [--browser PATH]` measures three situations in turn (A B C
 A B C): an engine that nobody looks at; the application streaming to a reader that draws nothing, as to a browser on
 another machine; and the application with Chromium drawing beside it on the same cores. While the engine runs alone,
-the application and Chromium are suspended.
+the application is suspended, and so is Chromium unless it draws.
 """
 
 import argparse
@@ -150,10 +150,11 @@ def application(database: Path) -> Iterator[tuple[psutil.Process, str]]:
 
 
 @contextmanager
-def suspended(process: psutil.Process) -> Iterator[None]:
-    """Nothing of the application runs inside, and nothing of Chromium."""
+def suspended(*processes: psutil.Process) -> Iterator[None]:
+    """Nothing of these processes and their children runs inside, and nothing of Chromium."""
     children = psutil.Process().children(recursive=True)
-    tree = [process, *process.children(recursive=True), *(p for p in children if "chrom" in p.name())]
+    tree = [one for process in processes for one in (process, *process.children(recursive=True))]
+    tree += [process for process in children if "chrom" in process.name()]
     for one in tree:
         one.suspend()
     try:
@@ -177,7 +178,9 @@ def measure(prompts: list[str], settings: CompareSettings, browser: str) -> dict
         for number, prompt in enumerate([prompts[0], *prompts]):  # The first round warms up.
             with suspended(process):
                 round_speeds = [run_alone(prompt)]
-            round_speeds += [run_streamed(prompt), run_drawn(prompt)]
+            with suspended():
+                round_speeds.append(run_streamed(prompt))
+            round_speeds.append(run_drawn(prompt))
             if number:
                 for name, speed in zip(speeds, round_speeds, strict=True):
                     speeds[name].append(speed)

@@ -185,7 +185,7 @@ class ComparisonService:
         active = self.active()
         return active.index(comparison) if comparison in active else 0
 
-    def follow(self, comparison_id: str, interval: float = 0.08) -> Iterator[dict[str, Any]]:
+    def follow(self, comparison_id: str, interval: float = 0.125) -> Iterator[dict[str, Any]]:
         """Yield snapshots, at most one per `interval`, the last one complete; at least two a second while it runs."""
         comparison = self.find(comparison_id)
         if comparison is None:
