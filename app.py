@@ -195,8 +195,8 @@ async def _serve_page(
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, server_header=False)
     web = supervisor.web = uvicorn.Server(config)
     port = listener.getsockname()[1]
-    logger.info("Open http://%s:%d in a browser. Ctrl-C ends everything.", settings.url_host, port)
     if supervisor.failure is None:
+        logger.info("Open http://%s:%d in a browser. Ctrl-C ends everything.", settings.url_host, port)
         await web.serve(sockets=[listener])
 
 
