@@ -81,6 +81,8 @@ class FiguresAccumulator:
             build_overlap=self._overlap.share(),
             mean_acceptance_length_hit=_ratio(rounds.lengths["hit"], rounds.outcomes["hit"]),
             mean_acceptance_length_miss=_ratio(rounds.lengths["miss"], rounds.outcomes["miss"]),
+            num_rounds=rounds.count,
+            mean_round_ms=rounds.mean_round_ms(),
         )
 
 
@@ -122,9 +124,16 @@ class _RoundTotals:
         self.histogram: list[int] = []
         self.outcomes: Counter[str] = Counter()
         self.lengths: Counter[str] = Counter()
+        self._first_commit = self._last_commit = 0.0
+
+    def mean_round_ms(self) -> float | None:
+        return _ratio(self._last_commit - self._first_commit, self.count - 1) if self.count > 1 else None
 
     def add(self, event: RoundEvent) -> None:
         drafted, accepted = _judged(event)
+        self._last_commit = 1000.0 * event.start + event.verify_ms
+        if self.count == 0:
+            self._first_commit = self._last_commit
         self.count += 1
         self.verify_ms += event.verify_ms
         self.wait_ms += event.wait_ms

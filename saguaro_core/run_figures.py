@@ -18,7 +18,8 @@ class RunFigures:
     1 + accepted; acceptance_histogram[k] counts the rounds that accepted k. cache_hit_rate is hits / (hits + misses):
     the first round is a compulsory miss and is left out. mean_step_ms is one forward of SD's draft;
     mean_build_ms and mean_fallback_ms are the draft's time per round that had such work. build_overlap is the share
-    of the draft's build time that lies inside the target's verifications.
+    of the draft's build time that lies inside the target's verifications. mean_round_ms is the time from one commit
+    to the next: verification, wait and the bookkeeping that neither of them holds.
     """
 
     num_tokens: int = 0
@@ -44,3 +45,5 @@ class RunFigures:
     build_overlap: float | None = None
     mean_acceptance_length_hit: float | None = None
     mean_acceptance_length_miss: float | None = None
+    num_rounds: int = 0
+    mean_round_ms: float | None = None

@@ -24,6 +24,8 @@ METRIC_DEFINITIONS: dict[str, str] = {
     "build_overlap": "share of the draft's build time that lies inside the target's verifications",
     "mean_acceptance_length_hit": "mean_acceptance_length over the rounds after a cache hit",
     "mean_acceptance_length_miss": "mean_acceptance_length over the rounds after a cache miss",
+    "num_rounds": "forward passes of the target over 1 + drafted tokens",
+    "mean_round_ms": "mean milliseconds from one round's commit to the next one's",
 }
 
 UNDEFINED = "A figure that is not defined for a run is null (an empty CSV cell), never 0."

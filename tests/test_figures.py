@@ -266,3 +266,10 @@ def test_asking_midway_changes_nothing(rounds: list[RoundEvent], when: int) -> N
         if index == when:
             accumulator.figures(0.0)
     assert accumulator.figures(1.0) == figures_of(rounds)
+
+
+def test_the_mean_round_is_the_time_between_commits() -> None:
+    figures = figures_of([make_round(index, 3, 1) for index in range(3)])
+    assert figures.num_rounds == 3
+    assert figures.mean_round_ms == pytest.approx((2000 + 12 - 10) / 2)
+    assert figures_of([make_round(0, 3, 1)]).mean_round_ms is None
