@@ -24,35 +24,48 @@ class ScriptedRunner:
     table: Table
     vocabulary_size: int
     context_length: int = 4096
-    slots: dict[int, tuple[int, int]] = field(default_factory=dict)
+    slots: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     num_forwards: int = 0
     on_forward: Callable[[int], None] = lambda number: None
 
     def forward(self, batch: ForwardBatch) -> Tensor | None:
         self.num_forwards += 1
         self.on_forward(self.num_forwards)
-        tokens, positions = batch.token_ids[0].tolist(), batch.positions[0].tolist()
-        slots = batch.slots[0].tolist()
-        assert max(positions) < self.context_length, "a position beyond the context was fed"
-        assert max(slots) < batch.used, "a slot beyond those in use was written"
-        for slot, position, token in zip(slots, positions, tokens, strict=True):
-            self.slots[slot] = (position, token)
+        assert int(batch.positions.max()) < self.context_length, "a position beyond the context was fed"
+        assert int(batch.slots.max()) < batch.used, "a slot beyond those in use was written"
+        rows = batch.rows or tuple(range(len(batch.slots)))
+        for index, row in enumerate(rows):
+            slots, positions = batch.slots[index].tolist(), batch.positions[index].tolist()
+            for slot, position, token in zip(slots, positions, batch.token_ids[index].tolist(), strict=True):
+                self.slots[row, slot] = (position, token)
         if batch.num_logits == 0:
             return None
-        rows = range(len(tokens) - batch.num_logits, len(tokens))
-        logits = [list(self.table(self._history(batch, row, positions[row]))) for row in rows]
-        return torch.tensor([logits], dtype=torch.float32)
+        return torch.tensor([self._logits(batch, index, row) for index, row in enumerate(rows)])
 
-    def _history(self, batch: ForwardBatch, row: int, position: int) -> tuple[int, ...]:
-        seen = range(batch.used) if batch.visible is None else batch.visible[0, row].nonzero().flatten().tolist()
-        history = sorted(self.slots[slot] for slot in seen)
+    def _logits(self, batch: ForwardBatch, index: int, row: int) -> list[list[float]]:
+        n = batch.slots.shape[1]
+        num_padding = 0 if batch.lengths is None else n - batch.lengths[index]
+        places = range(n - batch.num_logits, n)
+        nothing = [float("nan")] * self.vocabulary_size
+        return [
+            nothing if place < num_padding else list(self.table(self._history(batch, index, row, place)))
+            for place in places
+        ]
+
+    def _history(self, batch: ForwardBatch, index: int, row: int, place: int) -> tuple[int, ...]:
+        position = int(batch.positions[index, place])
+        seen = range(batch.used) if batch.visible is None else batch.visible[index, place].nonzero().flatten().tolist()
+        history = sorted(self.slots[row, slot] for slot in seen)
         assert [place for place, _ in history] == list(range(position + 1)), (history, position)
         return tuple(token for _, token in history)
 
-    def move(self, source: list[int], first: int) -> None:
-        rows = [self.slots[slot] for slot in source]
-        for offset, row in enumerate(rows):
-            self.slots[first + offset] = row
+    def move(self, source: list[int], first: int, row: int = 0) -> None:
+        moved = [self.slots[row, slot] for slot in source]
+        for offset, content in enumerate(moved):
+            self.slots[row, first + offset] = content
+
+    def keep_rows(self, count: int) -> None:
+        self.slots = {key: content for key, content in self.slots.items() if key[0] < count}
 
 
 def markov(rows: Sequence[Sequence[float]]) -> Table:

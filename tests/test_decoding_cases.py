@@ -75,7 +75,7 @@ class TestCachesStayWhole:
         return run
 
     def check_slots(self, runner: Any, trunk: Sequence[int]) -> None:
-        assert [runner.slots[slot] for slot in range(len(trunk))] == list(enumerate(trunk))
+        assert [runner.slots[0, slot] for slot in range(len(trunk))] == list(enumerate(trunk))
 
     @pytest.mark.parametrize("mode", BOTH)
     @pytest.mark.parametrize("lookahead", [1, 4, 8])

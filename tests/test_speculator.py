@@ -56,7 +56,7 @@ def build(speculator: Speculator, passes: int = 100) -> None:
 def trunk_slots(speculator: Speculator) -> list[tuple[int, int]]:
     runner = speculator.runner
     assert isinstance(runner, ScriptedRunner)
-    return [runner.slots[slot] for slot in range(speculator.cached)]
+    return [runner.slots[0, slot] for slot in range(speculator.cached)]
 
 
 def check_trunk(speculator: Speculator, is_built: bool) -> None:

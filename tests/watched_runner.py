@@ -49,11 +49,14 @@ class WatchedRunner:
         if 0 < first < self.length:
             self.gaps.append((first, self.length))
 
-    def move(self, source: list[int], first: int) -> None:
+    def keep_rows(self, count: int) -> None:
+        self.inner.keep_rows(count)
+
+    def move(self, source: list[int], first: int, row: int = 0) -> None:
         rows = [self.slots[slot] for slot in source]
         assert [position for position, _ in rows] == list(range(first, first + len(rows)))
         self._continue_at(first)
         for offset, row in enumerate(rows):
             self.slots[first + offset] = row
         self.length = first + len(rows)
-        self.inner.move(source, first)
+        self.inner.move(source, first, row)

@@ -1,11 +1,11 @@
 """A key-value cache addressed by slots: fixed buffers, written at given slot numbers, forgotten by not looking.
 
-A slot is a row of the buffer. The runner says before each forward which slots the new tokens take and how many slots
-are in use; nothing is ever cropped. Rolling back means using fewer slots; promoting a prepared branch means copying
-its rows over the trunk's next slots.
+A cache row holds one sequence, a slot of it one token. The runner says before each forward which slots the new tokens
+take and how many slots are in use; nothing is ever cropped. Rolling back means using fewer slots; promoting a
+prepared branch means copying its slots over the trunk's next ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,17 +16,24 @@ SLOT_BLOCK = 256
 
 @dataclass(slots=True)
 class SlotPlan:
-    """Where the next forward writes: `slots` [b, n]; `used` slots are visible; `first` is set when slots are
-    consecutive.
+    """Where the next forward writes: `slots` [b, n] of the cache rows `rows` [b]; `used` slots are visible; `first` is
+    set when slots are consecutive.
     """
 
     slots: Tensor
     used: int
     first: int | None
+    rows: tuple[int, ...] = (0,)
+    row_range: slice | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        first, count = self.rows[0], len(self.rows)
+        is_range = self.rows == tuple(range(first, first + count))
+        self.row_range = slice(first, first + count) if is_range else None
 
 
 class SlottedLayer(CacheLayerMixin):
-    """Keys and values of one layer, each [b, kv_heads, slots, head_dim], on the layer's own device."""
+    """Keys and values of one layer, each [rows, kv_heads, slots, head_dim], on the layer's own device."""
 
     def __init__(self, cache: "SlottedCache") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -34,48 +41,39 @@ class SlottedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate from the first keys and values seen: their dtype, device and head sizes."""
-        batch, heads = key_states.shape[:2]
-        size = self.cache.num_slots
-        self.keys = key_states.new_zeros(batch, heads, size, key_states.shape[-1])
-        self.values = value_states.new_zeros(batch, heads, size, value_states.shape[-1])
+        shape = self.cache.num_rows, key_states.shape[1], self.cache.num_slots
+        self.keys = key_states.new_zeros(*shape, key_states.shape[-1])
+        self.values = value_states.new_zeros(*shape, value_states.shape[-1])
         self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write [b, kv_heads, n, head_dim] at the planned slots; return views of all slots in use."""
+        """Write [b, kv_heads, n, head_dim] at the planned rows and slots; return those rows, all slots in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         plan = self.cache.plan
         assert self.keys is not None and self.values is not None and plan is not None
-        if plan.first is not None:
-            end = plan.first + key_states.shape[2]
-            self.keys[:, :, plan.first : end] = key_states
-            self.values[:, :, plan.first : end] = value_states
-        else:
-            slots = plan.slots.to(self.keys.device)
-            rows = torch.arange(slots.shape[0], device=slots.device).unsqueeze(1)
-            self.keys[rows, :, slots] = key_states.transpose(1, 2)
-            self.values[rows, :, slots] = value_states.transpose(1, 2)
-        return self.keys[:, :, : plan.used], self.values[:, :, : plan.used]
+        return _write(self.keys, key_states, plan), _write(self.values, value_states, plan)
 
-    def grow(self, num_slots: int) -> None:
-        """Enlarge the buffers, keeping what they hold."""
+    def resize(self, num_rows: int, num_slots: int) -> None:
+        """Make buffers of another size, keeping what fits."""
         if not self.is_initialized:
             return
         for name in ("keys", "values"):
             old = getattr(self, name)
-            new = old.new_zeros(*old.shape[:2], num_slots, old.shape[-1])
-            new[:, :, : old.shape[2]] = old
+            new = old.new_zeros(num_rows, old.shape[1], num_slots, old.shape[-1])
+            kept, slots = min(num_rows, old.shape[0]), min(num_slots, old.shape[2])
+            new[:kept, :, :slots] = old[:kept, :, :slots]
             setattr(self, name, new)
 
-    def move(self, source: Tensor, first: int) -> None:
-        """Copy the rows at slots `source` [m] to the consecutive slots from `first` on (they may overlap)."""
+    def move(self, source: Tensor, first: int, row: int) -> None:
+        """Copy what lies at slots `source` [m] of a row to its consecutive slots from `first` on (they may overlap)."""
         if self.keys is None or self.values is None:
             return
         index = source.to(self.keys.device)
-        for buffer in (self.keys, self.values):
-            buffer[:, :, first : first + len(index)] = buffer.index_select(2, index)
+        for buffer in (self.keys[row], self.values[row]):
+            buffer[:, first : first + len(index)] = buffer.index_select(1, index)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys in use and their offset: masks are made by the runner, this only answers transformers."""
@@ -94,21 +92,46 @@ class SlottedCache(Cache):
     """One SlottedLayer for each layer of a model, all following the same plan."""
 
     def __init__(self, num_layers: int, num_slots: int = SLOT_BLOCK) -> None:
-        self.num_slots = num_slots
+        self.num_slots, self.num_rows = num_slots, 1
         self.plan: SlotPlan | None = None
         self.slotted = [SlottedLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self.slotted))
 
-    def reserve(self, num_slots: int) -> None:
-        """Make room for `num_slots` slots; buffers grow in whole blocks, at least by half."""
-        if num_slots <= self.num_slots:
+    def reserve(self, num_slots: int, num_rows: int = 1) -> None:
+        """Make room for `num_slots` slots in `num_rows` rows; slots grow in whole blocks, at least by half."""
+        if num_slots <= self.num_slots and num_rows <= self.num_rows:
             return
-        wanted = max(num_slots, self.num_slots * 3 // 2)
-        self.num_slots = -(-wanted // SLOT_BLOCK) * SLOT_BLOCK
-        for layer in self.slotted:
-            layer.grow(self.num_slots)
+        if num_slots > self.num_slots:
+            wanted = max(num_slots, self.num_slots * 3 // 2)
+            self.num_slots = -(-wanted // SLOT_BLOCK) * SLOT_BLOCK
+        self.num_rows = max(num_rows, self.num_rows)
+        self._resize()
 
-    def move(self, source: Tensor, first: int) -> None:
-        """Copy slots `source` [m] to the consecutive slots from `first` on, in every layer."""
+    def keep_rows(self, count: int) -> None:
+        """Give the rows from `count` on back."""
+        if count < self.num_rows:
+            self.num_rows = count
+            self._resize()
+
+    def _resize(self) -> None:
         for layer in self.slotted:
-            layer.move(source, first)
+            layer.resize(self.num_rows, self.num_slots)
+
+    def move(self, source: Tensor, first: int, row: int = 0) -> None:
+        """Copy slots `source` [m] of a row to its consecutive slots from `first` on, in every layer."""
+        for layer in self.slotted:
+            layer.move(source, first, row)
+
+
+def _write(buffer: Tensor, states: Tensor, plan: SlotPlan) -> Tensor:
+    """Put states [b, kv_heads, n, head_dim] into the buffer [rows, kv_heads, slots, head_dim]: the plan's rows of it,
+    with the slots in use. Rows that do not follow each other are copied out.
+    """
+    rows = buffer if plan.row_range is None else buffer[plan.row_range]
+    if plan.first is not None and plan.row_range is not None:
+        rows[:, :, plan.first : plan.first + states.shape[2]] = states
+    else:
+        index = torch.tensor(plan.rows, device=buffer.device).unsqueeze(1)
+        buffer[index, :, plan.slots.to(buffer.device)] = states.transpose(1, 2)
+    used = rows[:, :, : plan.used]
+    return used if plan.row_range is not None else used.index_select(0, torch.tensor(plan.rows, device=buffer.device))

@@ -24,7 +24,9 @@ class ForwardBatch:
     token_ids, positions, slots: int64 [b, n]. used: slots in use after this forward. visible: bool [b, n, used], or
     None when every query may see every used slot. num_logits: how many of the last tokens get logits (0: none, the
     cache is filled only). first: the first slot when the slots of every row are the consecutive ones from it, else
-    None.
+    None. rows: the cache row of each batch row, None for 0..b-1. lengths: how many tokens of each batch row are real,
+    which are its last ones; None: all. What stands before them is padding: it takes slot used - 1, which no real token
+    takes or sees, and sees that slot only.
     """
 
     token_ids: Tensor
@@ -34,6 +36,8 @@ class ForwardBatch:
     visible: Tensor | None
     num_logits: int
     first: int | None = None
+    rows: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] | None = None
 
 
 def trunk_batch(token_ids: list[int], start: int, num_logits: int) -> ForwardBatch:
@@ -54,8 +58,12 @@ class Runner(Protocol):
         """Logits [b, num_logits, V] in float32, None if num_logits is 0."""
         ...
 
-    def move(self, source: list[int], first: int) -> None:
-        """Copy cache slots `source` to the consecutive slots from `first` on."""
+    def move(self, source: list[int], first: int, row: int = 0) -> None:
+        """Copy cache slots `source` of one cache row to its consecutive slots from `first` on."""
+        ...
+
+    def keep_rows(self, count: int) -> None:
+        """Forget the cache rows from `count` on and free their memory."""
         ...
 
 
@@ -77,8 +85,9 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor | None:
         """Run the model; logits of padded vocabulary entries are cut off. Raises ModelError on NaN."""
-        self.cache.reserve(batch.used)
-        self.cache.plan = SlotPlan(batch.slots.to(self.device), batch.used, batch.first)
+        rows = batch.rows or range(len(batch.slots))
+        self.cache.reserve(batch.used, max(rows) + 1)
+        self.cache.plan = SlotPlan(batch.slots.to(self.device), batch.used, batch.first, tuple(rows))
         mask = (
             None if batch.visible is None else fold_mask(batch.visible.to(self.device), self._num_groups, self._dtype)
         )
@@ -99,6 +108,11 @@ class ModelRunner:
         return logits
 
     @torch.inference_mode()
-    def move(self, source: list[int], first: int) -> None:
-        """Copy the keys and values at slots `source` over the slots from `first` on."""
-        self.cache.move(torch.tensor(source), first)
+    def move(self, source: list[int], first: int, row: int = 0) -> None:
+        """Copy the keys and values at slots `source` over the slots from `first` on, in one cache row."""
+        self.cache.move(torch.tensor(source), first, row)
+
+    @torch.inference_mode()
+    def keep_rows(self, count: int) -> None:
+        """Forget the cache rows from `count` on and free their memory."""
+        self.cache.keep_rows(count)
