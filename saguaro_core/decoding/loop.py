@@ -1,12 +1,16 @@
 """The one decoding loop. Its modes differ only in the source of candidates.
 
 A round: take a proposal, run the target over 1 + K tokens, decide the outcome, tell the source at once (so that a
-prepared speculation travels while we do our bookkeeping), then commit and report.
+prepared speculation travels while we do our bookkeeping), then commit and report. A batch takes these same steps with
+all of its loops, and shares the forward.
 """
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
+
+from torch import Tensor
 
 from saguaro_core.decoding.reporter import Reporter, Round, RunContext
 from saguaro_core.decoding.sources import NOTHING, CandidateSource, NoDraft, Proposal, StopRequested
@@ -17,6 +21,18 @@ from saguaro_core.verification import Outcome
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A round whose outcome is open. `source` made the proposal: a draft lost while it is told the outcome does not
+    change what this round was.
+    """
+
+    proposal: Proposal
+    source: CandidateSource
+    waiting_since: float
+    started: float
 
 
 class DecodingLoop:
@@ -32,25 +48,43 @@ class DecodingLoop:
 
     def run(self) -> RunFinished:
         """Decode until the answer ends, is stopped or fails. RunFinished says which; nothing is raised."""
-        run = self.run_context
         try:
-            self._prefill()
-            while run.answer.stop_reason is None and not run.should_stop():
-                self._round()
+            self.begin()
+            self.prefill()
+            while self.goes_on():
+                turn = self.propose(self.run_context.clock())
+                logits = self.run_context.target.verify(self.context, turn.proposal.token_ids)
+                self.report(self.decide(turn, logits))
         except StopRequested:
             pass
         except Exception as error:  # Whatever went wrong, what was said so far is kept and the stream ends.
-            logger.exception("run %s failed", run.run_id)
-            return self.reporter.finish("failed", "error", describe(error), self.source.end())
-        reason, spans = run.answer.stop_reason, self.source.end()
+            return self.fail(error)
+        return self.finish()
+
+    def goes_on(self) -> bool:
+        """Whether another round is wanted."""
+        return self.run_context.answer.stop_reason is None and not self.run_context.should_stop()
+
+    def finish(self) -> RunFinished:
+        """End a run whose answer has ended, or that was stopped."""
+        reason, spans = self.run_context.answer.stop_reason, self.source.end()
         if reason is None:
             return self.reporter.finish("stopped", "user", None, spans)
         return self.reporter.finish("finished", reason, None, spans)
 
-    def _prefill(self) -> None:
-        run = self.run_context
+    def fail(self, error: Exception) -> RunFinished:
+        """End a run that cannot go on."""
+        logger.error("run %s failed", self.run_context.run_id, exc_info=error)
+        return self.reporter.finish("failed", "error", describe(error), self.source.end())
+
+    def begin(self) -> None:
+        """Hand the prompt to the source, which reads it while the target does."""
         self.reporter.phase("prefill", 0.0)
         self._guarded(self.source.begin)
+
+    def prefill(self) -> None:
+        """Read the prompt. Raises StopRequested."""
+        run = self.run_context
         started = run.clock()
         for share in run.target.prefill(self.context, run.prefill_chunk):
             self.reporter.phase("prefill", share)
@@ -59,34 +93,36 @@ class DecodingLoop:
         self.reporter.span("target", "prefill", started, run.clock(), 0)
         self.reporter.phase("decode")
 
-    def _round(self) -> None:
-        run = self.run_context
-        waiting_since = run.clock()
+    def propose(self, waiting_since: float) -> Turn:
+        """Open a round with what the source proposes. Raises StopRequested."""
         proposal = self._propose()
-        source = self.source  # A draft lost while it is told the outcome does not change what this round was.
-        started = run.clock()
-        position = len(self.context)
-        logits = run.target.verify(self.context, proposal.token_ids)
-        outcome = run.verifier.decide(logits, proposal, position)
+        return Turn(proposal, self.source, waiting_since, self.run_context.clock())
+
+    def decide(self, turn: Turn, logits: Tensor) -> Round:
+        """Close a round, whose logits are [1 + K, V]: its outcome is committed, and on its way to the source."""
+        run, proposal = self.run_context, turn.proposal
+        outcome = run.verifier.decide(logits, proposal, len(self.context))
         decided = run.clock()
         committed = [*proposal.token_ids[: outcome.accepted], outcome.bonus_token_id]
         self.context += committed
         run.target.keep(len(self.context) - 1)
         self._tell(outcome, committed)
-        self.reporter.round(
-            Round(
-                index=self.round_index,
-                proposal=proposal,
-                outcome=outcome,
-                logits=logits,
-                committed=committed,
-                bonus_origin=source.bonus_origin,
-                started=started,
-                decided=decided,
-                waited=started - waiting_since if source.waits else 0.0,
-            )
-        )
         self.round_index += 1
+        return Round(
+            index=self.round_index - 1,
+            proposal=proposal,
+            outcome=outcome,
+            logits=logits,
+            committed=committed,
+            bonus_origin=turn.source.bonus_origin,
+            started=turn.started,
+            decided=decided,
+            waited=turn.started - turn.waiting_since if turn.source.waits else 0.0,
+        )
+
+    def report(self, done: Round) -> None:
+        """Emit what a round brought."""
+        self.reporter.round(done)
 
     def _lookahead(self) -> int:
         """The most that may be drafted now: with its bonus token a round must not pass the answer's limit."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from saguaro_core.config import SamplingParams, VerificationRule
 from saguaro_core.decoding.sources import Proposal
-from saguaro_core.models.runner import Runner, trunk_batch
+from saguaro_core.models.runner import ForwardBatch, Runner, trunk_batch
 from saguaro_core.sampling import GumbelNoise, Processing, Stream, process_logits, uniforms
 from saguaro_core.verification import Outcome, verify_coupled, verify_rejection
 
@@ -34,11 +34,14 @@ class TargetSession:
 
     def verify(self, context: list[int], drafted: list[int]) -> Tensor:
         """One forward over the last committed token and the drafted ones: logits [1 + K, V]."""
-        pending = context[self.num_cached :] + drafted
-        logits = self.runner.forward(trunk_batch(pending, self.num_cached, 1 + len(drafted)))
+        logits = self.runner.forward(self.verification(context, drafted))
         assert logits is not None
-        self.num_cached += len(pending)
+        self.num_cached = len(context) + len(drafted)
         return logits[0]
+
+    def verification(self, context: list[int], drafted: list[int]) -> ForwardBatch:
+        """The forward that `verify` makes."""
+        return trunk_batch(context[self.num_cached :] + drafted, self.num_cached, 1 + len(drafted))
 
     def keep(self, num_tokens: int) -> None:
         """Forget every slot from `num_tokens` on."""
