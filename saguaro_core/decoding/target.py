@@ -36,12 +36,16 @@ class TargetSession:
         """One forward over the last committed token and the drafted ones: logits [1 + K, V]."""
         logits = self.runner.forward(self.verification(context, drafted))
         assert logits is not None
-        self.num_cached = len(context) + len(drafted)
+        self.verified(context, drafted)
         return logits[0]
 
     def verification(self, context: list[int], drafted: list[int]) -> ForwardBatch:
-        """The forward that `verify` makes."""
+        """The forward that `verify` makes, for whoever makes it together with others."""
         return trunk_batch(context[self.num_cached :] + drafted, self.num_cached, 1 + len(drafted))
+
+    def verified(self, context: list[int], drafted: list[int]) -> None:
+        """That forward was made: its tokens are in the cache."""
+        self.num_cached = len(context) + len(drafted)
 
     def keep(self, num_tokens: int) -> None:
         """Forget every slot from `num_tokens` on."""
