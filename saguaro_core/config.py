@@ -221,7 +221,8 @@ class Placement:
 class EngineConfig:
     """What an engine is started with; changing any of it means loading again.
 
-    `max_length` limits prompt + answer in tokens (None: the target's own context). Timeouts in seconds.
+    `max_length` limits prompt + answer in tokens (None: the target's own context). Timeouts in seconds. `compile_shapes`
+    puts the fixed shapes that run on GPUs through torch.compile, which takes minutes of loading.
     """
 
     target: str = "smollm2-135m-instruct"
@@ -231,6 +232,7 @@ class EngineConfig:
     prefill_chunk: int = 256
     draft_timeout: float = 30.0
     load_timeout: float = 1800.0
+    compile_shapes: bool = False
 
     def __post_init__(self) -> None:
         _require(bool(self.target), "target", self.target, "give a catalogue name, a hub id or a folder.")
@@ -240,3 +242,4 @@ class EngineConfig:
         _require_int("prefill_chunk", self.prefill_chunk, 1, 65_536)
         _require_number("draft_timeout", self.draft_timeout, 0.1, 3600.0)
         _require_number("load_timeout", self.load_timeout, 1.0, 86_400.0)
+        _require(isinstance(self.compile_shapes, bool), "compile_shapes", self.compile_shapes, "give true or false.")

@@ -54,7 +54,9 @@ class EngineServer:
         self._status("loading", "Looking at the devices")
         self.placement: ResolvedPlacement = resolve_placement(self.config.placement)
         occupy(self.placement.target)
-        self.target: TargetModel = build_target(self.config.target, self.placement.target, self._progress)
+        self.target: TargetModel = build_target(
+            self.config.target, self.placement.target, self._progress, compile_shapes=self.config.compile_shapes
+        )
         self.context_length = min(
             self.config.max_length or self.target.info.context_length, self.target.info.context_length
         )
@@ -62,7 +64,13 @@ class EngineServer:
         self._status("loading", f"Loading the draft {self.config.draft}")
         draft = self.placement.draft
         self.draft.start(
-            LoadDraft(draft=self.config.draft, target=self.config.target, device=draft.first, cores=draft.cores)
+            LoadDraft(
+                draft=self.config.draft,
+                target=self.config.target,
+                device=draft.first,
+                cores=draft.cores,
+                compile_shapes=self.config.compile_shapes,
+            )
         )
         self._settle_draft()
         self._status("ready", "Ready")

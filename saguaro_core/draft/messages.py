@@ -33,6 +33,7 @@ class LoadDraft:
     target: str
     device: str
     cores: tuple[int, ...] = ()
+    compile_shapes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,9 @@ class DraftServer:
     def _load(self, message: LoadDraft) -> None:
         plan = DevicePlan((message.device,), message.cores)
         occupy(plan)
-        draft = build_draft(message.draft, target_name=message.target, plan=plan)
+        draft = build_draft(
+            message.draft, target_name=message.target, plan=plan, compile_shapes=message.compile_shapes
+        )
         self.speculator = Speculator(draft.runner, draft.token_ids, device=torch.device(message.device))
         token_ids = () if draft.token_ids is None else tuple(draft.token_ids.tolist())
         self.link.send(DraftLoaded(info=draft.info, token_ids=token_ids, num_columns=draft.runner.vocabulary_size))

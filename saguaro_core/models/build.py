@@ -11,9 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from saguaro_core.models.attention import use_slotted_attention
+from saguaro_core.models.fixed_shape import FixedShapeRunner
 from saguaro_core.models.lean import make_lean
 from saguaro_core.models.linear import HalfLinear, has_fbgemm, prepare_for_cpu
-from saguaro_core.models.load import load_draft, load_target
+from saguaro_core.models.load import LoadedDraft, LoadedTarget, load_draft, load_target
 from saguaro_core.models.placement import DevicePlan
 from saguaro_core.models.progress import Progress, ignore_progress
 from saguaro_core.models.runner import ModelRunner
@@ -40,31 +41,23 @@ class DraftModel:
     info: ModelInfo
 
 
-def build_target(name: str, plan: DevicePlan, on_progress: Progress = ignore_progress) -> TargetModel:
+def build_target(
+    name: str, plan: DevicePlan, on_progress: Progress = ignore_progress, *, compile_shapes: bool = False
+) -> TargetModel:
     """Load the target onto its place (sharded over several devices by accelerate). Raises ModelError."""
     device_map = even_device_map(name, plan.devices) if len(plan.devices) > 1 else None
     loaded = load_target(name, device=plan.first, device_map=device_map, on_progress=on_progress)
     dtype, num_parameters = _prepare(loaded.model, plan, loaded.dtype)
-    runner = ModelRunner(
-        loaded.model,
-        vocabulary_size=loaded.vocabulary_size,
-        context_length=loaded.context_length,
-        device=torch.device(plan.first),
-    )
+    runner = _runner(loaded, plan, compile_shapes)
     info = _info(loaded.name, loaded.revision, dtype, num_parameters, plan, runner)
     return TargetModel(runner, loaded.tokenizer, loaded.eos_token_ids, info)
 
 
-def build_draft(name: str, *, target_name: str, plan: DevicePlan) -> DraftModel:
+def build_draft(name: str, *, target_name: str, plan: DevicePlan, compile_shapes: bool = False) -> DraftModel:
     """Load the draft for a target onto its place. Raises ModelError, also when the two do not pair."""
     loaded = load_draft(name, target_name=target_name, device=plan.first)
     dtype, num_parameters = _prepare(loaded.model, plan, loaded.dtype)
-    runner = ModelRunner(
-        loaded.model,
-        vocabulary_size=loaded.vocabulary_size,
-        context_length=loaded.context_length,
-        device=torch.device(plan.first),
-    )
+    runner = _runner(loaded, plan, compile_shapes)
     note = "" if loaded.token_ids is None else f"a trimmed head of {loaded.vocabulary_size} tokens"
     info = _info(loaded.name, loaded.revision, dtype, num_parameters, plan, runner, note)
     return DraftModel(runner, loaded.token_ids, info)
@@ -81,6 +74,19 @@ def _prepare(model: PreTrainedModel, plan: DevicePlan, dtype: str) -> tuple[str,
         dtype = "float16 weights, float32 activations" if has_fbgemm() else "float32"
     model.requires_grad_(False)
     return dtype, num_parameters
+
+
+def _runner(loaded: LoadedTarget | LoadedDraft, plan: DevicePlan, compile_shapes: bool) -> ModelRunner:
+    """A runner over a prepared model; with fixed shapes on a single GPU, where they become CUDA graphs."""
+    device, sizes = torch.device(plan.first), (loaded.vocabulary_size, loaded.context_length)
+    if device.type != "cuda" or len(plan.devices) > 1:
+        return ModelRunner(loaded.model, vocabulary_size=sizes[0], context_length=sizes[1], device=device)
+    backend = "inductor" if compile_shapes else None
+    runner = FixedShapeRunner(
+        loaded.model, vocabulary_size=sizes[0], context_length=sizes[1], device=device, backend=backend
+    )
+    runner.prepare()
+    return runner
 
 
 def _info(
