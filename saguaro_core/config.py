@@ -221,8 +221,8 @@ class Placement:
 class EngineConfig:
     """What an engine is started with; changing any of it means loading again.
 
-    `max_length` limits prompt + answer in tokens (None: the target's own context). Timeouts in seconds. `compile_shapes`
-    puts the fixed shapes that run on GPUs through torch.compile, which takes minutes of loading.
+    `max_length` limits prompt + answer in tokens (None: the target's own context). Timeouts in seconds.
+    `compile_shapes` puts the fixed shapes that run on GPUs through torch.compile, which makes loading take minutes.
     """
 
     target: str = "smollm2-135m-instruct"
