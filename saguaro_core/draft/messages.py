@@ -127,6 +127,26 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTurn:
+    """Engine to draft: what is to be told about the sequences of a batch at one moment, each under its own epoch.
+
+    `begins` starts a batch; the cache rows of the one before are then free. Ends are not answered.
+    """
+
+    begins: tuple[Begin, ...] = ()
+    verified: tuple[Verified, ...] = ()
+    ends: tuple[End, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAnswer:
+    """Draft to engine: one speculation or failure for each sequence that a turn began or verified."""
+
+    speculations: tuple[Speculation, ...] = ()
+    failures: tuple[DraftFailed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Configure:
     """App to engine, first message: load this pair."""
 
@@ -139,6 +159,13 @@ class Submit:
 
     run_id: str
     request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitBatch:
+    """App to engine: queue runs that are decoded together."""
+
+    runs: tuple[Submit, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +189,11 @@ Message = (
     | End
     | Speculation
     | Ended
+    | BatchTurn
+    | BatchAnswer
     | Configure
     | Submit
+    | SubmitBatch
     | Stop
     | Shutdown
     | EngineStatus
