@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from chi_square import FALSE_ALARM, histogram_p_value, transitions_p_value
 from local_engine import LocalEngine, LocalRun
 from scripted import ScriptedRunner, markov
 
 import saguaro_core.verification as verification
+from saguaro_core.checks.chi_square import FALSE_ALARM, histogram_p_value, transitions_p_value
 from saguaro_core.config import Mode, SamplingParams, SpeculationConfig
 from saguaro_core.sampling import Processing, Stream, process_logits, uniforms
 from saguaro_core.verification import Outcome

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 from engine_runs import EngineRun, start_run
-from near_ties import TieJudge
 
+from saguaro_core.checks.near_ties import TieJudge
 from saguaro_core.config import FallbackPolicy, Mode, SamplingParams, SpeculationConfig
 from saguaro_core.engine import Engine
 from saguaro_core.prompts import PROMPTS

@@ -11,9 +11,9 @@ from itertools import accumulate, pairwise
 import pytest
 from engine_runs import STORY, EngineRun, greedy, run_to_end
 from local_engine import LocalEngine, LocalRun
-from near_ties import TIE_BELOW, TieJudge
 from watched_runner import WatchedRunner
 
+from saguaro_core.checks.near_ties import TIE_BELOW, TieJudge
 from saguaro_core.config import EngineConfig, Message, Mode, SamplingParams, SpeculationConfig
 from saguaro_core.engine import Engine
 from saguaro_core.events import RoundEvent
