@@ -1,18 +1,22 @@
-"""Runs the benchmark: every prompt in all modes in turn (A B C A B C), so paired runs lie close in time."""
+"""Runs the benchmark: every prompt in all columns in turn (A B C A B C), so paired runs lie close in time.
+
+A column is a mode, or AR once more in an engine whose target has all the cores.
+"""
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from saguaro_core.config import GenerationRequest, Message, Mode, SamplingParams, SpeculationConfig
 from saguaro_core.errors import SaguaroError
-from saguaro_core.events import Event, Notice, RunFinished
+from saguaro_core.events import Event, Notice, RoundEvent, RunFinished, SpanEvent
 from saguaro_core.prompts import WARM_UP, BenchPrompt
 from saguaro_core.run_figures import RunFigures
 
 NUM_WARM_UP_TOKENS = 32
+AR_ALL_CORES = "ar_all_cores"
 
 
 class DecodingEngine(Protocol):
@@ -28,17 +32,24 @@ class RunFailedError(SaguaroError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """What is measured: each prompt in each mode, `repeats` times over."""
+    """What is measured: each prompt in each column, `repeats` times over."""
 
     modes: tuple[Mode, ...]
     prompts: tuple[BenchPrompt, ...]
     repeats: int
     sampling: SamplingParams
     speculation: SpeculationConfig
+    ar_all_cores: bool = False
+
+    @property
+    def columns(self) -> dict[str, Mode]:
+        """The mode that each column runs, in order."""
+        columns: dict[str, Mode] = {mode: mode for mode in self.modes}
+        return columns | {AR_ALL_CORES: "ar"} if self.ar_all_cores else columns
 
     @property
     def num_runs(self) -> int:
-        return self.repeats * len(self.prompts) * len(self.modes)
+        return self.repeats * len(self.prompts) * len(self.columns)
 
     def request(self, mode: Mode, prompt: BenchPrompt, max_new_tokens: int | None = None) -> GenerationRequest:
         """The request of one run. Alternatives are left out: nobody looks at them here."""
@@ -57,54 +68,75 @@ class Measurement:
     """One finished run of the plan; `prompt` is the prompt's index."""
 
     mode: Mode
+    column: str
     prompt: int
     repeat: int
     finished: RunFinished
     notices: tuple[str, ...] = ()
+    rounds: tuple[RoundEvent, ...] = ()
+    spans: tuple[SpanEvent, ...] = ()
 
     @property
     def figures(self) -> RunFigures:
         return self.finished.figures
 
 
-def measure(engine: DecodingEngine, plan: BenchPlan) -> Iterator[Measurement]:
-    """Warm every mode up once, then yield the plan's runs in order. Raises RunFailedError and SaguaroError."""
-    for mode in plan.modes:
+def measure(engines: Mapping[str, DecodingEngine], plan: BenchPlan) -> Iterator[Measurement]:
+    """Warm every column up once, then yield the plan's runs in order; `engines` has the engine of each column.
+
+    Raises RunFailedError and SaguaroError.
+    """
+    for column, mode in plan.columns.items():
         num_tokens = min(NUM_WARM_UP_TOKENS, plan.sampling.max_new_tokens)
-        _run(engine, plan.request(mode, WARM_UP, num_tokens), f"the warm-up in mode {mode}")
+        run(engines[column], plan.request(mode, WARM_UP, num_tokens), f"the warm-up in mode {column}")
     for repeat in range(plan.repeats):
         for index, prompt in enumerate(plan.prompts):
-            for mode in plan.modes:
-                observed = _run(engine, plan.request(mode, prompt), f"prompt {index + 1} in mode {mode}")
-                assert observed.finished is not None
-                yield Measurement(
-                    mode=mode,
-                    prompt=index,
-                    repeat=repeat,
-                    finished=observed.finished,
-                    notices=tuple(observed.notices),
-                )
+            for column, mode in plan.columns.items():
+                observed = run(engines[column], plan.request(mode, prompt), f"prompt {index + 1} in mode {column}")
+                yield observed.measurement(mode, column, index, repeat)
 
 
 @dataclass(slots=True)
-class _Observed:
-    """Filled on the engine's thread, read once `done` is set."""
+class ObservedRun:
+    """What a run emitted: filled on the engine's thread, read once `done` is set."""
 
     notices: list[str] = field(default_factory=list)
+    rounds: list[RoundEvent] = field(default_factory=list)
+    spans: list[SpanEvent] = field(default_factory=list)
     finished: RunFinished | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, Notice):
-            self.notices.append(event.message)
-        elif isinstance(event, RunFinished):
-            self.finished = event
-            self.done.set()
+        """Keep what the figures need."""
+        match event:
+            case Notice():
+                self.notices.append(event.message)
+            case RoundEvent():
+                self.rounds.append(event)
+            case SpanEvent():
+                self.spans.append(event)
+            case RunFinished():
+                self.finished = event
+                self.done.set()
+
+    def measurement(self, mode: Mode, column: str, prompt: int, repeat: int) -> Measurement:
+        """The finished run under its place in the plan."""
+        assert self.finished is not None
+        return Measurement(
+            mode=mode,
+            column=column,
+            prompt=prompt,
+            repeat=repeat,
+            finished=self.finished,
+            notices=tuple(self.notices),
+            rounds=tuple(self.rounds),
+            spans=tuple(self.spans),
+        )
 
 
-def _run(engine: DecodingEngine, request: GenerationRequest, name: str) -> _Observed:
-    """Run one request to its end; it is stopped if the wait for it is interrupted."""
-    run_id, observed = uuid.uuid4().hex, _Observed()
+def run(engine: DecodingEngine, request: GenerationRequest, name: str) -> ObservedRun:
+    """Run one request to its end; it is stopped if the wait for it is interrupted. Raises RunFailedError."""
+    run_id, observed = uuid.uuid4().hex, ObservedRun()
     engine.submit(run_id, request, observed.on_event)
     try:
         observed.done.wait()

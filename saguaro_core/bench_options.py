@@ -4,9 +4,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from saguaro_core.bench_measure import BenchPlan
+from saguaro_core.bench_stretch import NOISE, Stretching
 from saguaro_core.config import (
     MODES,
     EngineConfig,
@@ -18,20 +19,33 @@ from saguaro_core.config import (
     VerificationRule,
 )
 from saguaro_core.errors import InvalidRequest
+from saguaro_core.peers.kinds import PeerOptions
+from saguaro_core.peers.options import add_peer_options, read_peer_options
 from saguaro_core.prompts import PROMPTS, select_prompts
 
+Work = Literal["measure", "memory"]
+PairName = Literal["default", "stretch"]
+
 QUICK = {"prompts": 4, "max_new_tokens": 64}
+# A target ten times as costly: as many rounds in about the same time would say nothing.
+QUICK_STRETCH = {"prompts": 4, "max_new_tokens": 32}
 FULL = {"prompts": len(PROMPTS), "max_new_tokens": 128}
 MAX_REPEATS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What the arguments ask for, checked."""
+    """What the arguments ask for, checked. With a `stretching` the target is the fixture, made when it is needed.
+
+    `work` is what is done with the pair: measured (the default), or looked at in another way.
+    """
 
     plan: BenchPlan
     config: EngineConfig
     json_file: Path | None
+    stretching: Stretching | None = None
+    work: Work = "measure"
+    peers: PeerOptions | None = None
 
 
 def read_command(arguments: Sequence[str] | None) -> Command:
@@ -60,12 +74,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--fan-out", default=speculation.fan_out, help="geometric, uniform, or K + 1 counts, as 4,3,2,3 (%(default)s)")
     add("--fallback", default=speculation.fallback, help=_choices(FallbackPolicy))
     add("--rule", default=speculation.rule, help=_choices(VerificationRule))
-    add("--target", default=engine.target, help="catalogue name, hub id or folder (%(default)s)")
-    add("--draft", default=engine.draft, help="catalogue name, hub id or folder (%(default)s)")
+    add(
+        "--pair", default="default", help=f"{_choices(PairName)}; stretch is a fixture as costly as 1.5 billion weights"
+    )
+    add("--stretch-noise", type=float, default=NOISE, help="its perturbation, in standard deviations (%(default)s)")
+    add("--target", help=f"catalogue name, hub id or folder ({engine.target})")
+    add("--draft", help=f"catalogue name, hub id or folder ({engine.draft})")
     add("--placement", default="auto", help="auto, or target=DEVICE,draft=DEVICE (%(default)s)")
     add("--repeats", type=int, default=1, help="how often the whole plan is run (%(default)s)")
     add("--quick", action="store_true", help="about a minute: 4 prompts, 64 tokens each")
+    add("--ar-all-cores", action="store_true", help="also AR with the cores of both, in an engine of its own (CPU)")
+    add("--memory", action="store_true", help="instead: what app, engine and draft hold while one comparison runs")
     add("--json", type=Path, metavar="FILE", help="write the figures and every run there")
+    add_peer_options(parser)
     return parser
 
 
@@ -75,7 +96,8 @@ def _choices(alias: Any) -> str:
 
 def _command(options: argparse.Namespace) -> Command:
     """Check everything before an engine is started. Raises InvalidRequest."""
-    sizes = QUICK if options.quick else FULL
+    stretching = _stretching(options)
+    sizes = FULL if not options.quick else QUICK if stretching is None else QUICK_STRETCH
     num_prompts = sizes["prompts"] if options.prompts is None else options.prompts
     cap = sizes["max_new_tokens"] if options.max_new_tokens is None else options.max_new_tokens
     require_between("prompts", num_prompts, 1, len(PROMPTS))
@@ -87,9 +109,38 @@ def _command(options: argparse.Namespace) -> Command:
         repeats=options.repeats,
         sampling=SamplingParams(temperature=options.temperature, seed=options.seed, max_new_tokens=cap),
         speculation=_speculation(options),
+        ar_all_cores=options.ar_all_cores,
     )
-    config = EngineConfig(target=options.target, draft=options.draft, placement=Placement.parse(options.placement))
-    return Command(plan=plan, config=config, json_file=options.json)
+    config = EngineConfig(
+        target=EngineConfig().target if options.target is None else options.target,
+        draft=_draft(options, stretching),
+        placement=Placement.parse(options.placement),
+    )
+    return Command(
+        plan=plan,
+        config=config,
+        json_file=options.json,
+        stretching=stretching,
+        work="memory" if options.memory else "measure",
+        peers=read_peer_options(options, plan),
+    )
+
+
+def _draft(options: argparse.Namespace, stretching: Stretching | None) -> str:
+    if stretching is not None:
+        return stretching.base
+    draft: str = EngineConfig().draft if options.draft is None else options.draft
+    return draft
+
+
+def _stretching(options: argparse.Namespace) -> Stretching | None:
+    if options.pair not in get_args(PairName):
+        raise InvalidRequest(f"pair is {options.pair!r}: choose one of {', '.join(get_args(PairName))}.")
+    if options.pair == "default":
+        return None
+    if options.target is not None or options.draft is not None:
+        raise InvalidRequest(f"pair is {options.pair!r} and brings both models: leave out --target and --draft.")
+    return Stretching(noise=options.stretch_noise)
 
 
 def require_between(name: str, value: int, low: int, high: int) -> None:

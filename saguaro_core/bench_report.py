@@ -9,23 +9,29 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from saguaro_core.bench_measure import Measurement
-from saguaro_core.config import Mode
+from saguaro_core.bench_measure import AR_ALL_CORES, Measurement
+from saguaro_core.bench_rounds import RoundFigures, summarise_rounds
 from saguaro_core.prompts import BenchPrompt
 from saguaro_core.run_figures import RunFigures
 from saguaro_core.theory import predict
 
-RATIOS: Mapping[str, tuple[Mode, Mode]] = {
+RATIOS: Mapping[str, tuple[str, str]] = {
     "ssd_over_ar": ("ssd", "ar"),
     "ssd_over_sd": ("ssd", "sd"),
     "sd_over_ar": ("sd", "ar"),
 }
-Pair = dict[Mode, Measurement]
+# Only where that column ran.
+RATIOS_ALL_CORES: Mapping[str, tuple[str, str]] = {
+    "ssd_over_ar_all_cores": ("ssd", AR_ALL_CORES),
+    "sd_over_ar_all_cores": ("sd", AR_ALL_CORES),
+    "ar_over_ar_all_cores": ("ar", AR_ALL_CORES),
+}
+Pair = dict[str, Measurement]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeSummary:
-    """One mode over all its runs; None where undefined."""
+    """One column over all its runs; None where undefined."""
 
     num_runs: int
     num_tokens: int
@@ -41,6 +47,7 @@ class ModeSummary:
     mean_wait_ms: float | None
     mean_fallback_ms: float | None
     build_overlap: float | None
+    rounds: RoundFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +62,20 @@ class RatioSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where two modes' answers to one prompt part; a token id is None where an answer has ended."""
+    """Where two columns' answers to one prompt part; a token id is None where an answer has ended."""
 
     prompt: int
     repeat: int
-    modes: tuple[Mode, Mode]
+    modes: tuple[str, str]
     index: int
     token_ids: tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """Everything that the table and the JSON file show. `same_tokens` is None when only one mode ran."""
+    """Everything that the table and the JSON file show. `same_tokens` is None when only one column ran."""
 
-    modes: Mapping[Mode, ModeSummary]
+    modes: Mapping[str, ModeSummary]
     ratios: Mapping[str, RatioSummary]
     same_tokens: bool | None
     differences: tuple[Difference, ...]
@@ -93,13 +100,14 @@ class BenchReport:
 
 def summarise(measurements: Sequence[Measurement], prompts: Sequence[BenchPrompt]) -> BenchReport:
     """Reduce the runs of a plan to its report."""
-    modes = tuple(dict.fromkeys(m.mode for m in measurements))
+    columns = tuple(dict.fromkeys(m.column for m in measurements))
+    ratios = {**RATIOS, **RATIOS_ALL_CORES} if AR_ALL_CORES in columns else RATIOS
     pairs = _pairs(measurements)
     differences = tuple(d for pair in pairs for d in _differences(pair))
     return BenchReport(
-        modes={mode: _summarise_mode([m for m in measurements if m.mode == mode]) for mode in modes},
-        ratios={name: _summarise_ratio(name, pairs) for name in RATIOS},
-        same_tokens=not differences if len(modes) > 1 else None,
+        modes={column: _summarise_column([m for m in measurements if m.column == column]) for column in columns},
+        ratios={name: _summarise_ratio(*sides, pairs) for name, sides in ratios.items()},
+        same_tokens=not differences if len(columns) > 1 else None,
         differences=differences,
         notes=tuple(note for m in measurements for note in _notes(m)),
         runs=tuple(_run_details(m, prompts[m.prompt]) for m in measurements),
@@ -107,18 +115,20 @@ def summarise(measurements: Sequence[Measurement], prompts: Sequence[BenchPrompt
 
 
 def _pairs(measurements: Iterable[Measurement]) -> list[Pair]:
-    """The runs that belong together: one prompt, one repeat, every mode."""
+    """The runs that belong together: one prompt, one repeat, every column."""
     pairs: dict[tuple[int, int], Pair] = {}
     for m in measurements:
-        pairs.setdefault((m.prompt, m.repeat), {})[m.mode] = m
+        pairs.setdefault((m.prompt, m.repeat), {})[m.column] = m
     return list(pairs.values())
 
 
-def _summarise_mode(runs: Sequence[Measurement]) -> ModeSummary:
+def _summarise_column(runs: Sequence[Measurement]) -> ModeSummary:
     figures = [m.figures for m in runs]
     num_hits = sum(f.num_cache_hits for f in figures)
     num_steps = sum(f.num_spec_steps for f in figures)
     num_accepted = sum(f.num_accepted_draft_tokens for f in figures)
+    # Its one device is as large as the two of the others.
+    is_all_cores = any(m.column == AR_ALL_CORES for m in runs)
 
     def over_prompts(get: Callable[[RunFigures], float | None]) -> float | None:
         return _median_over_prompts((m.prompt, get(m.figures)) for m in runs)
@@ -131,7 +141,7 @@ def _summarise_mode(runs: Sequence[Measurement]) -> ModeSummary:
         num_runs=len(runs),
         num_tokens=sum(f.num_tokens for f in figures),
         decode_tokens_per_second=over_prompts(lambda f: f.decode_tokens_per_second),
-        tokens_per_second_per_device=over_prompts(lambda f: f.tokens_per_second_per_device),
+        tokens_per_second_per_device=None if is_all_cores else over_prompts(lambda f: f.tokens_per_second_per_device),
         time_to_first_token=over_prompts(lambda f: f.time_to_first_token),
         draft_acceptance_rate=_share(num_accepted, sum(f.num_draft_tokens for f in figures)),
         cache_hit_rate=_share(num_hits, num_hits + sum(f.num_cache_misses for f in figures)),
@@ -142,14 +152,14 @@ def _summarise_mode(runs: Sequence[Measurement]) -> ModeSummary:
         mean_wait_ms=mean(lambda f: f.mean_wait_ms),
         mean_fallback_ms=mean(lambda f: f.mean_fallback_ms),
         build_overlap=mean(lambda f: f.build_overlap),
+        rounds=summarise_rounds(runs),
     )
 
 
-def _summarise_ratio(name: str, pairs: Sequence[Pair]) -> RatioSummary:
-    upper, lower = RATIOS[name]
+def _summarise_ratio(upper: str, lower: str, pairs: Sequence[Pair]) -> RatioSummary:
     paired = [pair for pair in pairs if upper in pair and lower in pair]
     per_prompt = _per_prompt((pair[upper].prompt, _measured_ratio(pair[upper], pair[lower])) for pair in paired)
-    predicted = _median_over_prompts((pair[upper].prompt, _predicted_ratio(name, pair)) for pair in paired)
+    predicted = _median_over_prompts((pair[upper].prompt, _predicted_ratio(upper, lower, pair)) for pair in paired)
     return RatioSummary(
         median=median(per_prompt) if per_prompt else None,
         quartiles=_quartiles(per_prompt),
@@ -163,11 +173,12 @@ def _measured_ratio(upper: Measurement, lower: Measurement) -> float | None:
     return speeds[0] / speeds[1] if speeds[0] is not None and speeds[1] else None
 
 
-def _predicted_ratio(name: str, pair: Pair) -> float | None:
+def _predicted_ratio(upper: str, lower: str, pair: Pair) -> float | None:
     """The speed model, fed with this pair's own acceptance, hit rate and times."""
-    ar, sd = (pair[mode].figures if mode in pair else None for mode in ("ar", "sd"))
-    predicted = predict(pair[RATIOS[name][0]].figures, ar=ar, sd=sd)
-    value: float | None = getattr(predicted, name)
+    base = lower if lower != "sd" else "ar"
+    ar, sd = (pair[column].figures if column in pair else None for column in (base, "sd"))
+    predicted = predict(pair[upper].figures, ar=ar, sd=sd)
+    value: float | None = getattr(predicted, f"{upper}_over_{'ar' if lower == AR_ALL_CORES else lower}", None)
     return value
 
 
@@ -197,7 +208,7 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def _differences(pair: Pair) -> list[Difference]:
-    """Each mode against the first one that ran."""
+    """Each column against the first one that ran."""
     first, *others = pair.values()
     return [d for other in others if (d := _difference(first, other)) is not None]
 
@@ -211,7 +222,7 @@ def _difference(first: Measurement, other: Measurement) -> Difference | None:
     return Difference(
         prompt=first.prompt,
         repeat=first.repeat,
-        modes=(first.mode, other.mode),
+        modes=(first.column, other.column),
         index=index,
         token_ids=(_at(ids, index), _at(other_ids, index)),
     )
@@ -223,7 +234,7 @@ def _at(ids: Sequence[int], index: int) -> int | None:
 
 def _notes(m: Measurement) -> list[str]:
     """What the reader must know before believing a run: the engine's notices, and speculation that never ran."""
-    name = f"prompt {m.prompt + 1}, {m.mode}"
+    name = f"prompt {m.prompt + 1}, {m.column}"
     notes = [f"{name}: {notice}" for notice in m.notices]
     if m.mode != "ar" and m.figures.num_spec_steps == 0 and m.figures.num_tokens > 1:
         notes.append(f"{name}: nothing was drafted, so this run decoded as AR does.")
@@ -236,6 +247,7 @@ def _run_details(m: Measurement, prompt: BenchPrompt) -> dict[str, Any]:
         "kind": prompt.kind,
         "repeat": m.repeat,
         "mode": m.mode,
+        "column": m.column,
         "stop_reason": m.finished.stop_reason,
         "token_ids": m.finished.token_ids,
         "figures": asdict(m.figures),

@@ -1,9 +1,10 @@
-"""The benchmark's report as plain text: one column per mode, one row per figure."""
+"""The benchmark's report as plain text: one column for each mode, one row for each figure."""
 
 from collections.abc import Callable, Sequence
 
+from saguaro_core.bench_measure import AR_ALL_CORES
 from saguaro_core.bench_report import BenchReport, Difference, ModeSummary, RatioSummary
-from saguaro_core.config import Mode
+from saguaro_core.bench_rounds import WAIT_MS
 
 UNDEFINED = "n/a"
 MAX_LISTED = 10
@@ -15,16 +16,21 @@ Show = Callable[[float | None], str]
 def format_report(report: BenchReport) -> str:
     """The table, then whether the tokens are the same and what else must be known."""
     modes = list(report.modes)
-    rows = [("", [mode.upper() for mode in modes])]
+    rows = [("", [_name(mode) for mode in modes])]
     rows += [(label, [show(get(report.modes[mode])) for mode in modes]) for label, get, show in _FIGURES]
-    for base in ("ar", "sd"):
+    for base in ("ar", "sd", AR_ALL_CORES):
         rows += _ratio_rows(report, modes, base)
-    lines = [_line(label, cells) for label, cells in rows]
+    width = max(_LABEL_WIDTH, *(len(label) + 2 for label, _ in rows))
+    lines = [_line(label, cells, width) for label, cells in rows]
     return "\n".join([*lines, "", *_same_tokens(report), *_listed(report.notes)]) + "\n"
 
 
-def _line(label: str, cells: Sequence[str]) -> str:
-    return (label.ljust(_LABEL_WIDTH) + "".join(cell.rjust(_COLUMN_WIDTH) for cell in cells)).rstrip()
+def _name(column: str) -> str:
+    return "AR, all cores" if column == AR_ALL_CORES else column.upper()
+
+
+def _line(label: str, cells: Sequence[str], width: int) -> str:
+    return (label.ljust(width) + "".join(cell.rjust(_COLUMN_WIDTH) for cell in cells)).rstrip()
 
 
 def _number(digits: int) -> Show:
@@ -47,17 +53,23 @@ _FIGURES: tuple[tuple[str, Callable[[ModeSummary], float | None], Show], ...] = 
     ("cache build, mean ms", lambda m: m.mean_build_ms, _number(1)),
     ("wait for draft, mean ms", lambda m: m.mean_wait_ms, _number(1)),
     ("fallback, mean ms", lambda m: m.mean_fallback_ms, _number(1)),
+    ("tokens after a hit", lambda m: m.rounds.tokens_after_hit, _number(2)),
+    ("tokens after a miss", lambda m: m.rounds.tokens_after_miss, _number(2)),
+    ("wait, hits, median ms", lambda m: m.rounds.median_wait_ms_hit, _number(2)),
+    ("wait, misses, median ms", lambda m: m.rounds.median_wait_ms_miss, _number(2)),
+    (f"hits that wait > {WAIT_MS:g} ms", lambda m: m.rounds.late_hit_rate, _percent),
+    ("caches built in time", lambda m: m.rounds.full_build_rate, _percent),
     ("build inside verify", lambda m: m.build_overlap, _percent),
 )
 
 
-def _ratio_rows(report: BenchReport, modes: Sequence[Mode], base: str) -> list[tuple[str, list[str]]]:
+def _ratio_rows(report: BenchReport, modes: Sequence[str], base: str) -> list[tuple[str, list[str]]]:
     if base not in modes:
         return []
     ratios = [report.ratios.get(f"{mode}_over_{base}") for mode in modes]
     measured = ["1.00" if mode == base else _spread(ratio) for mode, ratio in zip(modes, ratios, strict=True)]
     predicted = [_number(2)(ratio.predicted) if ratio else "" for ratio in ratios]
-    name = base.upper()
+    name = _name(base)
     return [(f"ratio to {name} [quartiles]", measured), (f"ratio to {name}, predicted", predicted)]
 
 

@@ -38,10 +38,11 @@ TARGET = ModelInfo(
     vocabulary_size=8,
     context_length=64,
     memory_bytes=32,
+    cores=(0,),
 )
 INFO = EngineInfo(
     target=TARGET,
-    draft=replace(TARGET, name="scripted-draft", device="cpu:1"),
+    draft=replace(TARGET, name="scripted-draft", device="cpu:1", cores=(1,)),
     draft_error=None,
     context_length=64,
     num_devices=2,
@@ -84,6 +85,9 @@ class ScriptedEngine:
         if self.load_error:
             raise ModelError(self.load_error)
         return self.info
+
+    def process_id(self) -> int | None:
+        return None
 
     def stop(self, run_id: str) -> None:
         self.stopped.append(run_id)

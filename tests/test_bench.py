@@ -1,12 +1,13 @@
 """What the benchmark measures, over a scripted engine: which runs, how figures are reduced, and what is said."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from scripted_bench import INFO, PACE, SPEED, Outcome, ScriptedEngine, command_line
 
-from saguaro_core.config import GenerationRequest, Mode
+from saguaro_core.config import GenerationRequest, Mode, Placement
 from saguaro_core.prompts import PROMPTS, WARM_UP
 
 
@@ -64,6 +65,45 @@ def test_prediction_agrees_with_a_run_that_follows_the_model(bench: Callable[...
     data = bench(ScriptedEngine(), "--prompts", "1", "--max-new-tokens", "41").data
     for name, ratio in data["ratios"].items():
         assert data["predicted_ratios"][name] == pytest.approx(ratio, rel=0.05)
+
+
+def test_ar_with_all_cores_is_one_more_column_of_every_prompt(bench: Callable[..., Outcome]) -> None:
+    engine = ScriptedEngine()
+    outcome = bench(engine, "--ar-all-cores", "--prompts", "2", "--max-new-tokens", "21")
+    assert modes_and_prompts(engine.requests[4:]) == [
+        (mode, PROMPTS[i].text) for i in range(2) for mode in ("ar", "sd", "ssd", "ar")
+    ]
+    assert engine.config is not None
+    assert engine.config.placement == Placement(target="cpu:0-1", draft="cpu:0-1")
+    assert outcome.data["ratios"]["ssd_over_ar_all_cores"] == pytest.approx(outcome.data["ratios"]["ssd_over_ar"])
+    assert outcome.data["modes"]["ar_all_cores"]["num_runs"] == 2
+    assert row(outcome.out, "ratio to AR, all cores [quartiles]")[-1] == "1.00"
+
+
+def test_ar_with_all_cores_needs_cores(bench: Callable[..., Outcome]) -> None:
+    gpu = replace(INFO, target=replace(INFO.target, cores=()))
+    outcome = bench(ScriptedEngine(info=gpu), "--ar-all-cores", "--prompts", "1")
+    assert outcome.status == 1
+    assert "--ar-all-cores needs a pair on neighbouring CPU cores" in outcome.err
+
+
+def test_rounds_are_split_by_hit_and_by_rows(bench: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PACE, "ssd", (2, 0.025, "fallback", 0.002))
+    outcome = bench(ScriptedEngine(), "--prompts", "1", "--max-new-tokens", "20")
+    rounds = outcome.data["modes"]["ssd"]["rounds"]
+    assert rounds["tokens_after_hit"] == pytest.approx(2.0)
+    assert rounds["tokens_after_miss"] is None
+    assert rounds["median_wait_ms_hit"] == pytest.approx(2.0)
+    assert rounds["late_hit_rate"] == 1.0
+    assert rounds["mean_verify_ms_by_rows"]["2"] == pytest.approx(25.0)
+    assert outcome.data["modes"]["ar"]["rounds"]["mean_verify_ms_by_rows"] == {"1": pytest.approx(20.0)}
+    assert row(outcome.out, "hits that wait > 1 ms") == ["n/a", "n/a", "100%"]
+
+
+def test_memory_is_na_where_the_system_does_not_tell(bench: Callable[..., Outcome]) -> None:
+    outcome = bench(ScriptedEngine(), "--modes", "ar", "--prompts", "1", "--max-new-tokens", "5")
+    assert "memory: n/a" in outcome.out
+    assert outcome.data["memory"] is None
 
 
 def test_the_table_shows_every_figure(bench: Callable[..., Outcome]) -> None:

@@ -79,7 +79,10 @@ def test_an_interrupt_stops_the_run_and_closes_the_engine(bench: Callable[..., O
         (["--rule", "luck"], "rule is 'luck'"),
         (["--placement", "gpu"], "placement is 'gpu'"),
         (["--target", ""], "target is ''"),
-        (["--peers"], "--peers"),
+        (["--unknown"], "--unknown"),
+        (["--pair", "wide"], "pair is 'wide'"),
+        (["--pair", "stretch", "--draft", "d"], "pair is 'stretch' and brings both models"),
+        (["--pair", "stretch", "--stretch-noise", "-1"], "stretch_noise is -1"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_named(
