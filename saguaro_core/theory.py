@@ -7,6 +7,7 @@ cache, T_b time of the backup, b batch size.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from saguaro_core.run_figures import RunFigures
@@ -20,8 +21,8 @@ class Backup:
     time: float
 
     def __post_init__(self) -> None:
-        _require_at_least("tokens_per_round of a backup", self.tokens_per_round, 1.0)
-        _require_at_least("time of a backup", self.time, 0.0)
+        require_at_least("tokens_per_round of a backup", self.tokens_per_round, 1.0)
+        require_at_least("time of a backup", self.time, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +36,37 @@ class PredictedSpeed:
 
 def expected_tokens(acceptance: float, lookahead: int) -> float:
     """E: expected tokens per round, bonus included, 1 + a + ... + a^K (Leviathan et al., arXiv 2211.17192)."""
-    _require_share("acceptance", acceptance)
-    _require_at_least("lookahead", lookahead, 0)
+    require_share("acceptance", acceptance)
+    require_at_least("lookahead", lookahead, 0)
     return math.fsum(acceptance**k for k in range(lookahead + 1))
+
+
+def tokens_per_round(acceptance: Sequence[float], lookahead: int) -> float:
+    """E where each drafted token has its own acceptance, given that those before it were accepted; the last entry
+    goes on for the tokens behind it.
+    """
+    require_at_least("lookahead", lookahead, 0)
+    tokens = survives = 1.0
+    for k in range(lookahead):
+        survives *= acceptance[min(k, len(acceptance) - 1)]
+        tokens += survives
+    return tokens
+
+
+def acceptance_for(tokens: float, lookahead: int) -> float:
+    """The acceptance per token at which `lookahead` drafted tokens give `tokens` per round; out of reach is clipped."""
+    require_at_least("tokens per round", tokens, 1.0)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, lookahead) < tokens else (low, middle)
+    return (low + high) / 2
 
 
 def sd_speed(tokens_per_round: float, draft_time: float) -> float:
     """Speculative decoding, E / (1 + T_SD): the target waits for every draft (Theorem 7's baseline)."""
-    _require_at_least("tokens_per_round", tokens_per_round, 1.0)
-    _require_at_least("draft_time", draft_time, 0.0)
+    require_at_least("tokens_per_round", tokens_per_round, 1.0)
+    require_at_least("draft_time", draft_time, 0.0)
     return tokens_per_round / (1.0 + draft_time)
 
 
@@ -54,10 +77,10 @@ def ssd_speed(
 
     A round takes max(1, T_p) when all b sequences hit, with probability p^b, and 1 + T_b when any of them misses.
     """
-    _require_share("hit_rate", hit_rate)
-    _require_at_least("tokens_after_hit", tokens_after_hit, 1.0)
-    _require_at_least("build_time", build_time, 0.0)
-    _require_at_least("batch_size", batch_size, 1)
+    require_share("hit_rate", hit_rate)
+    require_at_least("tokens_after_hit", tokens_after_hit, 1.0)
+    require_at_least("build_time", build_time, 0.0)
+    require_at_least("batch_size", batch_size, 1)
     tokens = hit_rate * tokens_after_hit + (1.0 - hit_rate) * backup.tokens_per_round
     all_hit = hit_rate**batch_size
     return tokens / (all_hit * max(1.0, build_time) + (1.0 - all_hit) * (1.0 + backup.time))
@@ -110,10 +133,12 @@ def _winning_all_hit_share(
 def predict(figures: RunFigures, *, ar: RunFigures | None = None, sd: RunFigures | None = None) -> PredictedSpeed:
     """What the speed model says for the acceptance, hit rate and times that a run measured.
 
-    `ar` and `sd` are the paired runs, where there are any. Without `ar`, a verification is taken to cost as much as
-    a decode. Without `sd`, SD is taken to accept as this run did and to draft as its neural backup does.
+    The unit of time is one round of that run without its wait: a verification of 1 + K rows in SD and SSD, of one row
+    in AR, and the target's own work around it. `ar` and `sd` are the paired runs, where there are any. Without `ar`,
+    a verification is taken to cost as much as a decode. Without `sd`, SD is taken to accept as this run did and to
+    draft as its neural backup does.
     """
-    ar_speed = _per_ms(1.0, (ar or figures).mean_verify_ms)
+    ar_speed = _per_ms(1.0, _unit_ms(ar or figures))
     sd_predicted = _sd_per_ms(sd or figures)
     ssd_predicted = _ssd_per_ms(figures)
     return PredictedSpeed(
@@ -123,8 +148,16 @@ def predict(figures: RunFigures, *, ar: RunFigures | None = None, sd: RunFigures
     )
 
 
+def _unit_ms(figures: RunFigures) -> float | None:
+    """A verification and what a round holds besides it and the wait; a run without round times has the former only."""
+    verify = figures.mean_verify_ms
+    if verify is None or figures.mean_round_ms is None:
+        return verify
+    return max(verify, figures.mean_round_ms - (figures.mean_wait_ms or 0.0))
+
+
 def _sd_per_ms(figures: RunFigures) -> float | None:
-    unit, draft_ms = figures.mean_verify_ms, _speculation_ms(figures)
+    unit, draft_ms = _unit_ms(figures), _speculation_ms(figures)
     if not unit or draft_ms is None or figures.mean_acceptance_length is None:
         return None
     return _per_ms(sd_speed(figures.mean_acceptance_length, draft_ms / unit), unit)
@@ -138,7 +171,7 @@ def _speculation_ms(figures: RunFigures) -> float | None:
 
 
 def _ssd_per_ms(figures: RunFigures) -> float | None:
-    unit, hit_rate = figures.mean_verify_ms, figures.cache_hit_rate
+    unit, hit_rate = _unit_ms(figures), figures.cache_hit_rate
     if not unit or hit_rate is None:
         return None
     backup = Backup(
@@ -157,11 +190,13 @@ def _over(speed: float | None, base: float | None) -> float | None:
     return speed / base if speed is not None and base else None
 
 
-def _require_share(name: str, value: float) -> None:
+def require_share(name: str, value: float) -> None:
+    """Refuse what is no probability. Raises ValueError that names the value."""
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} is {value!r}: give a number from 0 to 1.")
 
 
-def _require_at_least(name: str, value: float, least: float) -> None:
+def require_at_least(name: str, value: float, least: float) -> None:
+    """Refuse what is not finite or too small. Raises ValueError that names the value."""
     if not (math.isfinite(value) and value >= least):
         raise ValueError(f"{name} is {value!r}: give a finite number from {least:g}.")
