@@ -6,20 +6,22 @@ still gets its RunFinished with what was said so far, and the process is started
 
 import contextlib
 import logging
+import queue
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
 import zmq
 
+from saguaro_core.batch_request import check_batch
 from saguaro_core.config import EngineConfig, GenerationRequest
 from saguaro_core.draft.child import Child
-from saguaro_core.draft.messages import Configure, Message, Shutdown, Stop, Submit, encode
+from saguaro_core.draft.messages import Configure, Message, Shutdown, Stop, Submit, SubmitBatch, encode
 from saguaro_core.errors import EngineUnavailable, InvalidRequest, ModelError
-from saguaro_core.events import Event, RunFinished, TokenEvent
+from saguaro_core.events import Event, RunFinished
 from saguaro_core.figures import FiguresAccumulator
+from saguaro_core.open_run import EventListener, OpenRun
 from saguaro_core.status import EngineInfo, EngineStatus
 
 logger = logging.getLogger(__name__)
@@ -29,37 +31,6 @@ _POLL_MS = 200
 _MOST_RESTARTS = 3
 
 StatusListener = Callable[[EngineStatus], None]
-EventListener = Callable[[Event], None]
-
-
-@dataclass(slots=True)
-class _OpenRun:
-    """A run that has not ended, and what is needed to end it if the engine process cannot."""
-
-    listener: EventListener
-    figures: FiguresAccumulator
-    token_ids: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    last_time: float = 0.0
-
-    def take(self, event: Event) -> None:
-        self.figures.add(event)
-        if isinstance(event, TokenEvent):
-            self.token_ids.append(event.token_id)
-            self.text.append(event.text)
-            self.last_time = event.time
-
-    def broken(self, run_id: str, error: str) -> RunFinished:
-        return RunFinished(
-            run_id=run_id,
-            status="failed",
-            stop_reason="error",
-            time=self.last_time,
-            text="".join(self.text),
-            token_ids=tuple(self.token_ids),
-            figures=self.figures.figures(self.last_time),
-            error=error,
-        )
 
 
 class Engine:
@@ -70,7 +41,7 @@ class Engine:
         self._on_status = on_status
         self._status = EngineStatus(state="starting", message="Starting")
         self._changed = threading.Condition()
-        self._runs: dict[str, _OpenRun] = {}
+        self._runs: dict[str, OpenRun] = {}
         self._closing = False
         self._num_restarts = 0
         self._thread: threading.Thread | None = None
@@ -120,14 +91,48 @@ class Engine:
         request that only the engine can judge ends as a failed run with its reason. Raises EngineUnavailable when the
         engine is not ready, InvalidRequest for a text that is no valid Unicode.
         """
-        frames = _frames(Submit(run_id=run_id, request=request))
+        self._submit({run_id: request}, Submit(run_id=run_id, request=request), on_event)
+
+    def submit_batch(self, requests: Mapping[str, GenerationRequest], on_event: EventListener) -> None:
+        """Queue runs, by their ids, that are decoded together: 1 to 16 of one mode and one speculation.
+
+        Events come as for runs alone, told apart by their run_id, and each run gets exactly one RunFinished. Raises
+        InvalidRequest for what is no batch, and what submit raises.
+        """
+        check_batch(requests)
+        runs = tuple(Submit(run_id=run_id, request=request) for run_id, request in requests.items())
+        self._submit(requests, SubmitBatch(runs=runs), on_event)
+
+    def run_batch(self, requests: Mapping[str, GenerationRequest]) -> Iterator[Event]:
+        """Decode requests together and yield their events until the last run has ended. Raises what submit_batch does.
+
+        Leaving the iterator early stops the runs.
+        """
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.submit_batch(requests, events.put)
+        return self._until_finished(set(requests), events)
+
+    def _until_finished(self, run_ids: set[str], events: "queue.SimpleQueue[Event]") -> Iterator[Event]:
+        try:
+            while run_ids:
+                event = events.get()
+                if isinstance(event, RunFinished):
+                    run_ids.discard(event.run_id)
+                yield event
+        finally:
+            for run_id in run_ids:
+                self.stop(run_id)
+
+    def _submit(self, requests: Mapping[str, GenerationRequest], message: Message, on_event: EventListener) -> None:
+        frames = _frames(message)
         info = self.status.info
         with self._changed:
             if self._status.state != "ready" or info is None:
                 raise EngineUnavailable(
                     f"the engine is {self._status.state} ({self._status.message}): try again once it is ready."
                 )
-            self._runs[run_id] = _OpenRun(on_event, FiguresAccumulator(request.mode, info.num_devices))
+            for run_id, request in requests.items():
+                self._runs[run_id] = OpenRun(on_event, FiguresAccumulator(request.mode, info.num_devices))
             self._send(frames)
 
     def stop(self, run_id: str) -> None:

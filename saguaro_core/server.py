@@ -1,15 +1,19 @@
 """The engine process: holds the target and the draft process, decodes one queued run after another.
 
 Run by the Engine client as `python -m saguaro_core.server`; not for hand use. Between two rounds it looks for
-messages, so a stop takes effect within one round.
+messages, so a stop takes effect within one round. A batch takes one place in the queue, and each of its runs a seat.
 """
 
 import logging
 import time
 from collections import deque
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
 
-from saguaro_core.config import EngineConfig, GenerationRequest
+from saguaro_core.config import EngineConfig
+from saguaro_core.decoding.batch_link import BatchLink
+from saguaro_core.decoding.batch_loop import BatchLoop
 from saguaro_core.decoding.detokenizer import Detokenizer
 from saguaro_core.decoding.loop import DecodingLoop
 from saguaro_core.decoding.reporter import RunContext
@@ -19,13 +23,15 @@ from saguaro_core.decoding.target import TargetSession, Verifier
 from saguaro_core.draft.child import connect_to_parent
 from saguaro_core.draft.handle import DraftHandle
 from saguaro_core.draft.link import Link
-from saguaro_core.draft.messages import Begin, Configure, LoadDraft, Message, Shutdown, Stop, Submit
+from saguaro_core.draft.messages import Begin, Configure, LoadDraft, Message, Shutdown, Stop, Submit, SubmitBatch
 from saguaro_core.errors import DraftUnavailable, InvalidRequest, SaguaroError, describe
 from saguaro_core.events import Event, RunFinished, RunStarted
 from saguaro_core.models.build import TargetModel, build_target, hardware_name, software_versions
 from saguaro_core.models.chat import render_prompt
 from saguaro_core.models.linear import has_fbgemm
 from saguaro_core.models.placement import ResolvedPlacement, occupy, resolve_placement
+from saguaro_core.models.rows import RowRunner
+from saguaro_core.models.runner import Runner
 from saguaro_core.status import EngineInfo, EngineState, EngineStatus
 
 logger = logging.getLogger(__name__)
@@ -34,15 +40,25 @@ _IDLE_POLL_SECONDS = 1.0
 _PIECES_KEPT = 65_536
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a run works: its target, and its way to the draft. `receive` takes the run's epoch and a time to wait."""
+
+    runner: Runner
+    send: Callable[[Message], None]
+    receive: Callable[[int, float], Message | None]
+    timeout: float
+
+
 class EngineServer:
     """Loads a pair and serves the app until it says Shutdown."""
 
     def __init__(self, link: Link, config: EngineConfig) -> None:
         self.link, self.config = link, config
-        self.queue: deque[Submit] = deque()
+        self.queue: deque[tuple[Submit, ...]] = deque()
         self.is_shutting_down = False
-        self._running: str | None = None
-        self._stop_requested = False
+        self._running: set[str] = set()
+        self._to_stop: set[str] = set()
         self.draft = DraftHandle(config.load_timeout)
 
     # -- loading ----------------------------------------------------------------------------------------------------
@@ -106,7 +122,7 @@ class EngineServer:
     # -- serving ----------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Decode queued runs in order until told to end."""
+        """Decode queued runs and batches in order until told to end."""
         while not self.is_shutting_down:
             self._poll(0.0 if self.queue else _IDLE_POLL_SECONDS)
             if self.queue and not self.is_shutting_down:
@@ -122,46 +138,83 @@ class EngineServer:
     def _take(self, message: Message) -> None:
         match message:
             case Submit():
-                self.queue.append(message)
-            case Stop(run_id=run_id) if run_id == self._running:
-                self._stop_requested = True
+                self.queue.append((message,))
+            case SubmitBatch():
+                self.queue.append(message.runs)
+            case Stop(run_id=run_id) if run_id in self._running:
+                self._to_stop.add(run_id)
             case Stop(run_id=run_id):
                 self._drop(run_id)
             case Shutdown():
-                self.is_shutting_down = self._stop_requested = True
+                self.is_shutting_down = True
             case _:
                 logger.warning("ignored a message: %s", type(message).__name__)
 
     def _drop(self, run_id: str) -> None:
         """Stop a run that still waits in the queue."""
-        waiting = [submit for submit in self.queue if submit.run_id == run_id]
-        for submit in waiting:
-            self.queue.remove(submit)
-            self.link.send(RunFinished.unstarted(run_id))
+        for place, runs in enumerate(self.queue):
+            others = tuple(submit for submit in runs if submit.run_id != run_id)
+            if len(others) < len(runs):
+                self.queue[place] = others
+                self.link.send(RunFinished.unstarted(run_id))
 
-    def _should_stop(self) -> bool:
+    def _should_stop(self, run_id: str) -> bool:
         self._poll(0.0)
-        return self._stop_requested
+        return self.is_shutting_down or run_id in self._to_stop
 
-    def _decode(self, submit: Submit) -> None:
-        self._running, self._stop_requested = submit.run_id, False
+    def _decode(self, runs: tuple[Submit, ...]) -> None:
+        """Decode one run, or several together; all that were stopped in the queue leave none."""
+        self._running = {submit.run_id for submit in runs}
+        if len(runs) == 1:
+            self._decode_alone(runs[0])
+        elif runs:
+            self._decode_together(runs)
+        self._running, self._to_stop = set(), set()
+
+    def _decode_alone(self, submit: Submit) -> None:
+        draft = self.draft
+        seat = Seat(self.target.runner, draft.send, lambda epoch, t: draft.receive(t), self.config.draft_timeout)
+        loop = self._start(submit, seat)
+        if loop is not None:
+            loop.run()
+            self._settle([loop])
+
+    def _decode_together(self, runs: tuple[Submit, ...]) -> None:
+        """Decode a batch. Its runs use the cache rows from 1 on: row 0 keeps the text of runs alone."""
+        draft, target = self.draft, self.target.runner
+        link = BatchLink(draft.send, draft.receive, timeout=self.config.draft_timeout, clock=time.perf_counter)
+        loops: dict[int, DecodingLoop] = {}
+        for row, submit in enumerate(runs, start=1):
+            seat = Seat(RowRunner(target, row), link.send, lambda epoch, t: link.receive(epoch), _IDLE_POLL_SECONDS)
+            loop = self._start(submit, seat)
+            if loop is not None:
+                loops[row] = loop
+        if loops:
+            BatchLoop(loops, target, link).run()
+            target.keep_rows(1)
+            self._settle(list(loops.values()))
+
+    def _start(self, submit: Submit, seat: Seat) -> DecodingLoop | None:
+        """Announce a run; one that cannot start ends with its reason, and the engine goes on."""
         try:
-            prompt, loop = self._prepare(submit)
+            prompt, loop = self._prepare(submit, seat)
         except StopRequested:
             self.link.send(RunFinished.unstarted(submit.run_id))
-        except Exception as error:  # The run ends with its reason; the engine goes on.
+        except Exception as error:
             if not isinstance(error, SaguaroError):
                 logger.exception("run %s could not start", submit.run_id)
             self.link.send(RunFinished.unstarted(submit.run_id, describe(error)))
         else:
             self.link.send(prompt)
-            loop.run()
-            if submit.request.mode != "ar":
-                self.draft.recover(was_lost=isinstance(loop.source, NoDraft))
-        finally:
-            self._running = None
+            return loop
+        return None
 
-    def _prepare(self, submit: Submit) -> tuple[RunStarted, DecodingLoop]:
+    def _settle(self, loops: list[DecodingLoop]) -> None:
+        """Start the draft again if a run has lost it."""
+        if any(loop.run_context.request.mode != "ar" for loop in loops):
+            self.draft.recover(was_lost=any(isinstance(loop.source, NoDraft) for loop in loops))
+
+    def _prepare(self, submit: Submit, seat: Seat) -> tuple[RunStarted, DecodingLoop]:
         request = submit.request
         text, prompt_ids = render_prompt(self.target.tokenizer, request.messages)
         room = self.context_length - len(prompt_ids)
@@ -170,19 +223,19 @@ class EngineServer:
                 f"the prompt is {len(prompt_ids)} tokens long: with at least one token of answer the context of "
                 f"{self.context_length} tokens cannot hold it. Shorten the prompt."
             )
-        source = self._source(request, prompt_ids, room)
+        source = self._source(submit, prompt_ids, room, seat)
         started = RunStarted(
             run_id=submit.run_id, started_at=time.time(), prompt=text, prompt_token_ids=tuple(prompt_ids)
         )
-        return started, DecodingLoop(self._run_context(submit, list(prompt_ids), room), source)
+        return started, DecodingLoop(self._run_context(submit, list(prompt_ids), room, seat), source)
 
-    def _run_context(self, submit: Submit, prompt_ids: list[int], room: int) -> RunContext:
+    def _run_context(self, submit: Submit, prompt_ids: list[int], room: int, seat: Seat) -> RunContext:
         sampling, target = submit.request.sampling, self.target
         return RunContext(
             run_id=submit.run_id,
             request=submit.request,
             prompt=prompt_ids,
-            target=TargetSession(target.runner),
+            target=TargetSession(seat.runner),
             verifier=Verifier(
                 sampling, submit.request.speculation.rule, target.runner.vocabulary_size, target.runner.device
             ),
@@ -192,7 +245,7 @@ class EngineServer:
             eos_token_ids=target.eos_token_ids,
             piece=lambda token_id: self._piece(token_id),
             emit=self._emit,
-            should_stop=self._should_stop,
+            should_stop=partial(self._should_stop, submit.run_id),
             num_devices=self.placement.num_devices,
             prefill_chunk=self.config.prefill_chunk,
         )
@@ -200,11 +253,12 @@ class EngineServer:
     def _emit(self, events: list[Event]) -> None:
         self.link.send(*events)
 
-    def _source(self, request: GenerationRequest, prompt_ids: tuple[int, ...], room: int) -> CandidateSource:
+    def _source(self, submit: Submit, prompt_ids: tuple[int, ...], room: int, seat: Seat) -> CandidateSource:
         """The source of the request's mode. Raises DraftUnavailable: an AR run is never passed off as another mode."""
+        request, should_stop = submit.request, partial(self._should_stop, submit.run_id)
         if request.mode == "ar":
             return NoDraft()
-        self.draft.ensure_loaded(self._should_stop)
+        self.draft.ensure_loaded(should_stop)
         limit = min(request.sampling.max_new_tokens, room)
         begin = Begin(
             epoch=self.draft.next_epoch(),
@@ -218,12 +272,12 @@ class EngineServer:
         )
         return DraftSource(
             begin,
-            self.draft.send,
-            self.draft.receive,
+            seat.send,
+            partial(seat.receive, begin.epoch),
             token_ids=self.draft.token_ids,
             num_columns=self.draft.num_columns,
-            timeout=self.config.draft_timeout,
-            should_stop=self._should_stop,
+            timeout=seat.timeout,
+            should_stop=should_stop,
             clock=time.perf_counter,
         )
 
