@@ -15,6 +15,8 @@ Mode = Literal["ar", "sd", "ssd"]
 VerificationRule = Literal["shared_noise", "rejection"]
 FanOutPolicy = Literal["geometric", "uniform", "list"]
 FallbackPolicy = Literal["auto", "neural", "fast"]
+ServicePolicy = Literal["auto", "full", "ready"]
+DeepeningPolicy = Literal["likely", "all"]
 Role = Literal["system", "user", "assistant"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -115,6 +117,11 @@ class SpeculationConfig(_FromMapping):
 
     `saguaro_c` is C of Definition 14 and acts under rejection sampling at temperature > 0 only.
     `acceptance` and `power_law_r` fix a and r of Theorem 12; None estimates them online.
+
+    `service` says how many tokens SSD's draft serves: `full`, always K; `ready`, K after a miss and after a hit what is
+    there; `auto`, as many as are worth their time. `deepening` says which branches of the cache a draft pass makes
+    longer: `all`, or those that are `likely` enough to be worth it. Where tokens are drawn from the draft (rejection
+    sampling at a temperature above 0) service is full whatever is set: the drawn tokens would depend on times else.
     """
 
     lookahead: int = 3
@@ -126,6 +133,8 @@ class SpeculationConfig(_FromMapping):
     power_law_r: float | None = None
     saguaro_c: float = 1.0
     fallback: FallbackPolicy = "neural"
+    service: ServicePolicy = "auto"
+    deepening: DeepeningPolicy = "likely"
 
     def __post_init__(self) -> None:
         _require_int("lookahead", self.lookahead, 1, MAX_LOOKAHEAD)
@@ -134,6 +143,8 @@ class SpeculationConfig(_FromMapping):
         _require_int("budget", self.budget, 1, MAX_BUDGET)
         _require_number("saguaro_c", self.saguaro_c, 0.0, 1.0)
         _require_choice("fallback", self.fallback, get_args(FallbackPolicy))
+        _require_choice("service", self.service, get_args(ServicePolicy))
+        _require_choice("deepening", self.deepening, get_args(DeepeningPolicy))
         if self.acceptance is not None:
             _require_number("acceptance", self.acceptance, 0.01, 0.99)
         if self.power_law_r is not None:

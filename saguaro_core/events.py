@@ -11,7 +11,8 @@ from saguaro_core.run_figures import RunFigures
 
 Origin = Literal["target", "draft", "cache_hit", "fallback", "bonus"]
 CacheOutcome = Literal["hit", "miss", "compulsory"]
-FallbackKind = Literal["neural", "ngram", "none"]
+FallbackKind = Literal["neural", "ngram", "pair", "none"]
+Served = Literal["full", "short", "plain"]
 Phase = Literal["queued", "prefill", "decode"]
 Lane = Literal["target", "draft"]
 SpanKind = Literal["prefill", "verify", "build", "step", "fallback", "wait"]
@@ -40,12 +41,17 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseEvent:
-    """The run entered a phase; `progress` is 0..1 inside the phase where it is known."""
+    """The run entered a phase; `progress` is 0..1 inside the phase where it is known.
+
+    num_reused: how many prompt tokens the target did not have to read, because its cache held them from the run
+    before; None where that is not known yet.
+    """
 
     run_id: str
     phase: Phase
     time: float
     progress: float | None = None
+    num_reused: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +85,32 @@ class PreparedOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftEstimates:
+    """What the draft knows when it serves a round's speculation.
+
+    acceptance_* and power_law_r_*: a and r of Theorem 12 as fitted to the rounds so far, for speculations from the
+    cache and for those after a miss. critical_batch_size: b* of Theorem 17 by this run's times, None if there is none
+    or it cannot be said. All are None in modes without a cache. num_reused: prompt tokens that the draft did not have
+    to read.
+    """
+
+    acceptance_hit: float | None = None
+    power_law_r_hit: float | None = None
+    acceptance_miss: float | None = None
+    power_law_r_miss: float | None = None
+    critical_batch_size: int | None = None
+    num_reused: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundEvent:
     """One forward pass of the target over 1 + drafted tokens, and what it decided.
 
     `cache` says how this round's speculation was found; None in modes without a cache. `fallback` is what made it
     after a miss. `fan_out` and `prepared` describe the cache that was looked up. `draft_ms` is what the
-    draft spent on this round's speculation, `wait_ms` how long the target waited for it.
+    draft spent on this round's speculation, `wait_ms` how long the target waited for it. `served` says whether the
+    speculation held all the tokens that it might, fewer, or none (a plain step); None in modes without a cache, as
+    are `estimates` in runs without a draft.
     """
 
     run_id: str
@@ -101,6 +127,8 @@ class RoundEvent:
     fan_out: tuple[int, ...] = ()
     prepared: tuple[PreparedOutcome, ...] = ()
     num_committed: int = 0
+    served: Served | None = None
+    estimates: DraftEstimates | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

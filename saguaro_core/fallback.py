@@ -1,6 +1,7 @@
-"""What speculates after a miss: the draft itself, or lookup of the last n-gram in the text so far.
+"""What speculates after a miss: the draft itself, or, fast, lookup: of the last n-gram in the text so far, else of the
+last token in a table of pairs, else nothing (a plain step).
 
-An n-gram match is a guess without probabilities, so it is verified as a point mass (q = 1 on each proposed token).
+What lookup finds is a guess without probabilities, so it is verified as a point mass (q = 1 on each proposed token).
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,10 @@ from typing import Literal
 
 from saguaro_core.config import FallbackPolicy
 from saguaro_core.events import FallbackKind
-from saguaro_core.theory import Backup, ssd_speed
+from saguaro_core.pair_table import PairTable
+from saguaro_core.theory import Backup, critical_batch_size, ssd_speed
+
+ChosenBackup = Literal["neural", "fast"]
 
 MAX_NGRAM = 4
 
@@ -50,6 +54,31 @@ class NgramIndex:
         return proposal
 
 
+class FastBackup:
+    """The fast backup of one request, in its order. `tables`: pair tables to learn from the answer; the first one is
+    looked into.
+    """
+
+    def __init__(self, prompt: Sequence[int], tables: Sequence[PairTable]) -> None:
+        self.ngrams = NgramIndex(prompt)
+        self._tables = tables
+
+    def extend(self, committed: Sequence[int]) -> None:
+        """Learn from tokens that the target committed."""
+        if self.ngrams.token_ids:
+            for table in self._tables:
+                table.learn(self.ngrams.token_ids[-1], committed)
+        self.ngrams.extend(committed)
+
+    def propose(self, count: int) -> tuple[FallbackKind, list[int]]:
+        """Up to `count` tokens that should come next, and where they were found."""
+        if token_ids := self.ngrams.propose(count):
+            return "ngram", token_ids
+        if self.ngrams.token_ids and (token_ids := self._tables[0].propose(self.ngrams.token_ids[-1], count)):
+            return "pair", token_ids
+        return "none", []
+
+
 @dataclass(slots=True)
 class _Mean:
     """A running mean that starts from a prior worth `weight` observations."""
@@ -72,15 +101,16 @@ class _Mean:
 
 @dataclass(slots=True)
 class FallbackChooser:
-    """Follows the request's policy; `auto` takes the backup that Theorem 17's speed favours at batch 1, from this
-    run's own times.
+    """Follows the request's policy; `auto` takes the backup that Theorem 17's speed favours for `batch_size`
+    sequences that wait for each other, from this run's own times.
 
-    Tokens per round after a hit, after a neural and after a fast fallback, the hit rate, and both durations start
-    from priors worth four rounds.
+    Tokens per round after a hit, after a neural and after a fast fallback, and the hit rate start from priors worth
+    four rounds. A round counts for the backup that was chosen, whatever that had to offer.
     """
 
     policy: FallbackPolicy
-    last_kind: FallbackKind = "neural"
+    batch_size: int = 1
+    last: ChosenBackup = "neural"
     hit_rate: _Mean = field(default_factory=lambda: _Mean.prior(0.5))
     tokens_hit: _Mean = field(default_factory=lambda: _Mean.prior(2.0))
     tokens_neural: _Mean = field(default_factory=lambda: _Mean.prior(1.8))
@@ -88,29 +118,45 @@ class FallbackChooser:
     verify_seconds: _Mean = field(default_factory=lambda: _Mean(0.0, 1e-9))
     neural_seconds: _Mean = field(default_factory=lambda: _Mean(0.0, 1e-9))
 
-    def choose(self) -> Literal["neural", "fast"]:
+    def choose(self) -> ChosenBackup:
         """The backup for the next miss."""
         if self.policy != "auto":
             return self.policy
-        if self.verify_seconds.weight < 1 or self.neural_seconds.weight < 1:
+        backups = self._backups()
+        if backups is None:
             return "neural"
-        duration = self.neural_seconds.value / self.verify_seconds.value
-        fast = self._speed(self.tokens_fast.value, 0.0)
-        return "fast" if fast > self._speed(self.tokens_neural.value, duration) else "neural"
+        neural, fast = (
+            ssd_speed(self.hit_rate.value, self.tokens_hit.value, backup, build_time=1.0, batch_size=self.batch_size)
+            for backup in backups
+        )
+        return "fast" if fast > neural else "neural"
 
-    def _speed(self, tokens_miss: float, duration: float) -> float:
-        backup = Backup(tokens_per_round=tokens_miss, time=duration)
-        return ssd_speed(self.hit_rate.value, self.tokens_hit.value, backup, build_time=1.0)
+    def critical_batch_size(self) -> int | None:
+        """b* of Theorem 17 by this run's own measurements; None if the fast backup never wins or times are missing."""
+        backups = self._backups()
+        if backups is None:
+            return None
+        neural, fast = backups
+        return critical_batch_size(self.hit_rate.value, self.tokens_hit.value, neural, fast, build_time=1.0)
+
+    def _backups(self) -> tuple[Backup, Backup] | None:
+        """The neural and the fast backup as measured; None while a time is unknown."""
+        if self.verify_seconds.weight < 1 or self.neural_seconds.weight < 1:
+            return None
+        duration = self.neural_seconds.value / self.verify_seconds.value
+        return Backup(tokens_per_round=self.tokens_neural.value, time=duration), Backup(
+            tokens_per_round=self.tokens_fast.value, time=0.0
+        )
 
     def observe_round(self, is_hit: bool, accepted: int, seconds: float) -> None:
         """A round of `accepted` + 1 tokens ended `seconds` after its speculation was sent."""
         self.hit_rate.add(float(is_hit))
         self.verify_seconds.add(seconds)
-        tokens = self.tokens_hit if is_hit else self.tokens_neural if self.last_kind == "neural" else self.tokens_fast
+        tokens = self.tokens_hit if is_hit else self.tokens_neural if self.last == "neural" else self.tokens_fast
         tokens.add(accepted + 1)
 
-    def observe_fallback(self, kind: FallbackKind, seconds: float) -> None:
-        """A miss was answered by `kind` in `seconds`."""
-        self.last_kind = kind
-        if kind == "neural":
+    def observe_fallback(self, backup: ChosenBackup, seconds: float) -> None:
+        """A miss was answered by `backup` in `seconds`."""
+        self.last = backup
+        if backup == "neural":
             self.neural_seconds.add(seconds)

@@ -6,6 +6,7 @@ k.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -99,10 +100,23 @@ class FanOutPlanner:
             return full[:drafted] + full[-1:]
         if config.fan_out == "uniform":
             return uniform_fan_out(drafted, config.budget)
-        estimate = self.estimates[state]
+        return geometric_fan_out(drafted, config.budget, *self.parameters(state))
+
+    def parameters(self, state: CacheState) -> tuple[float, float]:
+        """a and r as the shape uses them: fixed by the user, or as the rounds so far say."""
+        config, estimate = self.config, self.estimates[state]
         acceptance = config.acceptance if config.acceptance is not None else estimate.acceptance
         power_law_r = config.power_law_r if config.power_law_r is not None else estimate.power_law_r
-        return geometric_fan_out(drafted, config.budget, acceptance, power_law_r)
+        return acceptance, power_law_r
+
+    def outcome_probabilities(self, fan_out: Sequence[int], state: CacheState) -> list[list[float]]:
+        """For each acceptance length k of a speculation from `state`, what its F_k best candidates should come with."""
+        acceptance, power_law_r = self.parameters(state)
+        lengths = acceptance_probabilities(acceptance, len(fan_out) - 1)
+        return [
+            [p * (rank**-power_law_r - (rank + 1) ** -power_law_r) for rank in range(1, count + 1)]
+            for p, count in zip(lengths, fan_out, strict=True)
+        ]
 
     def observe(self, state: CacheState, drafted: int, accepted: int, rank: int | None, num_kept: int) -> None:
         """Learn from a round that verified `drafted` tokens found in `state`."""

@@ -7,19 +7,17 @@ from saguaro_core.verification import Outcome
 
 @dataclass(slots=True)
 class SpeculationCache:
-    """Branches of one build, in the order of their rows: branch b answers outcome `outcomes[b]`.
-
-    All branches grow by one token in each pass, so `depth` tokens are ready for each of them at any moment.
-    """
+    """Branches of one build: branch b answers outcome `outcomes[b]` and has `lengths[b]` tokens ready."""
 
     outcomes: list[Outcome] = field(default_factory=list)
-    depth: int = 0
+    lengths: list[int] = field(default_factory=list)
 
-    def lookup(self, outcome: Outcome) -> int | None:
-        """Branch prepared for this outcome with at least one token ready; None is a miss."""
-        if self.depth == 0 or outcome not in self.outcomes:
+    def lookup(self, outcome: Outcome, least: int = 1) -> int | None:
+        """Branch prepared for this outcome with at least `least` tokens ready; None is a miss."""
+        if outcome not in self.outcomes:
             return None
-        return self.outcomes.index(outcome)
+        branch = self.outcomes.index(outcome)
+        return branch if self.lengths[branch] >= least else None
 
     def prepared(self) -> list[tuple[int, list[int]]]:
         """Prepared bonus tokens for each acceptance length, as (k, token ids)."""

@@ -54,7 +54,9 @@ class LocalDraft:
                 self._answer(self.speculator.begin(message))
             case Verified():
                 outcome = Outcome(message.accepted, message.bonus_token_id)
-                self._answer(self.speculator.verified(message.round_index, outcome, message.lookahead))
+                self._answer(
+                    self.speculator.verified(message.round_index, outcome, message.lookahead, message.verify_seconds)
+                )
             case End():
                 self.outbox.append(Ended(epoch=message.epoch, spans=self.speculator.end()))
             case _:

@@ -84,7 +84,7 @@ class TestChoice:
                     chooser.observe_fallback("neural", neural_seconds)
                     chooser.observe_round(is_hit=False, accepted=accepted_neural, seconds=1.0)
                     chooser.observe_round(is_hit=True, accepted=2, seconds=1.0)
-                    chooser.observe_fallback("ngram", 0.0)
+                    chooser.observe_fallback("fast", 0.0)
                     chooser.observe_round(is_hit=False, accepted=accepted_fast, seconds=1.0)
                 p = (4 * 0.5 + 40) / 124
                 hit = (4 * 2.0 + 40 * 3) / 44
@@ -102,7 +102,7 @@ class TestChoice:
     def test_an_empty_lookup_counts_as_the_fast_backup(self) -> None:
         chooser = FallbackChooser("auto")
         before = chooser.tokens_neural.value
-        chooser.observe_fallback("none", 0.0)
+        chooser.observe_fallback("fast", 0.0)
         chooser.observe_round(is_hit=False, accepted=0, seconds=1.0)
         assert chooser.tokens_neural.value == before
         assert chooser.tokens_fast.weight == 5

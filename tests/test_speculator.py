@@ -10,9 +10,10 @@ from random_models import make_model, make_runner, tokens
 from scripted import ScriptedRunner, hashed
 
 from saguaro_core.config import Mode, SamplingParams, SpeculationConfig
+from saguaro_core.draft.lessons import RANKS_KEPT
 from saguaro_core.draft.messages import Begin, Speculation
 from saguaro_core.draft.proposer import Proposer
-from saguaro_core.draft.speculator import RANKS_KEPT, Speculator
+from saguaro_core.draft.speculator import Speculator
 from saguaro_core.models.runner import Runner, trunk_batch
 from saguaro_core.sampling import GumbelNoise
 from saguaro_core.verification import Outcome
@@ -96,7 +97,7 @@ class TestCache:
     @pytest.mark.parametrize("passes", range(K + 3))
     def test_an_early_outcome_is_answered_with_what_is_ready(self, passes: int) -> None:
         speculator = scripted()
-        speculator.begin(begin())
+        speculator.begin(begin(deepening="all"))
         build(speculator, passes)
         # The first step reads the speculation itself; each further one gives every branch a token.
         ready = max(0, min(passes - 1, K))

@@ -122,6 +122,8 @@ class Reporter:
             fan_out=proposal.fan_out,
             prepared=tuple(PreparedOutcome(accepted=k, token_ids=ids) for k, ids in proposal.prepared),
             num_committed=num_committed,
+            served=proposal.served,
+            estimates=proposal.estimates,
         )
 
     def _describe_tokens(self, done: Round, now: float) -> list[CommittedToken]:
@@ -213,7 +215,11 @@ class Reporter:
     def phase(self, phase: Phase, progress: float | None = None) -> None:
         """Report that a phase began or how far it is."""
         now = self.since(self.run.clock())
-        self._events.append(PhaseEvent(run_id=self.run.run_id, phase=phase, time=now, progress=progress))
+        # At the first event of a prefill the target has not looked at the prompt yet.
+        num_reused = None if progress == 0.0 else self.run.target.num_reused
+        self._events.append(
+            PhaseEvent(run_id=self.run.run_id, phase=phase, time=now, progress=progress, num_reused=num_reused)
+        )
         self.flush()
 
     def notice(self, message: str) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from saguaro_core.draft.messages import Begin, DraftFailed, DraftSpan, End, Ended, Message, Speculation, Verified
 from saguaro_core.errors import DraftUnavailable
-from saguaro_core.events import CacheOutcome, FallbackKind, Origin
+from saguaro_core.events import CacheOutcome, DraftEstimates, FallbackKind, Origin, Served
 from saguaro_core.verification import DraftDistributions, Outcome
 
 
@@ -33,6 +33,8 @@ class Proposal:
     draft_seconds: float = 0.0
     spans: tuple[DraftSpan, ...] = ()
     is_exhausted: bool = False
+    served: Served | None = None
+    estimates: DraftEstimates | None = None
 
 
 NOTHING = Proposal(token_ids=[])
@@ -111,6 +113,7 @@ class DraftSource(CandidateSource):
         self._begin, self._send, self._receive = begin, send, receive
         self._token_ids, self._num_columns = token_ids, num_columns
         self._timeout, self._should_stop, self._clock = timeout, should_stop, clock
+        self._taken = 0.0
 
     def begin(self) -> None:
         """Hand the prompt over; the draft reads it while the target does."""
@@ -122,6 +125,7 @@ class DraftSource(CandidateSource):
         while self._clock() < deadline:
             message = self._receive(0.05)
             if isinstance(message, Speculation) and message.epoch == self._begin.epoch:
+                self._taken = self._clock()
                 return self._proposal(message, lookahead)
             if isinstance(message, DraftFailed) and message.epoch == self._begin.epoch:
                 raise DraftUnavailable(message.message)
@@ -138,6 +142,7 @@ class DraftSource(CandidateSource):
                 accepted=outcome.accepted,
                 bonus_token_id=outcome.bonus_token_id,
                 lookahead=lookahead,
+                verify_seconds=max(0.0, self._clock() - self._taken),
             )
         )
 
@@ -176,6 +181,8 @@ class DraftSource(CandidateSource):
             draft_seconds=message.draft_seconds,
             spans=message.spans,
             is_exhausted=message.exhausted,
+            served=message.served,
+            estimates=message.estimates,
         )
 
 

@@ -9,28 +9,34 @@ from saguaro_core.config import SamplingParams, VerificationRule
 from saguaro_core.decoding.sources import Proposal
 from saguaro_core.models.runner import ForwardBatch, Runner, trunk_batch
 from saguaro_core.sampling import GumbelNoise, Processing, Stream, process_logits, uniforms
+from saguaro_core.trunk import Trunk
 from saguaro_core.verification import Outcome, verify_coupled, verify_rejection
 
 
 class TargetSession:
-    """The trunk of one sequence in the target's cache: token i of the context lives in slot i.
+    """One sequence in the target's cache: token i of the context lies in slot i.
 
-    `num_cached` counts the valid slots; what a verification wrote beyond the accepted tokens is forgotten by lowering
-    it.
+    It serves one request after another; each starts from the prefix that its prompt shares with what is held.
+    `num_reused` counts the prompt tokens that the latest prefill found there.
     """
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self.num_cached = 0
+        self.trunk = Trunk(runner)
+        self.num_reused: int | None = None
+
+    @property
+    def num_cached(self) -> int:
+        """How many slots are valid. What a verification wrote beyond the accepted tokens is not, once kept from."""
+        return len(self.trunk)
 
     def prefill(self, prompt: list[int], chunk: int) -> Iterator[float]:
         """Read all tokens but the last, which the first round verifies from; yields the share done after each chunk."""
         last = len(prompt) - 1
-        while self.num_cached < last:
-            end = min(self.num_cached + chunk, last)
-            self.runner.forward(trunk_batch(prompt[self.num_cached : end], self.num_cached, 0))
-            self.num_cached = end
-            yield end / last
+        self.num_reused = self.trunk.reuse(prompt)
+        while len(self.trunk) < last:
+            self.trunk.forward(prompt[len(self.trunk) : min(len(self.trunk) + chunk, last)], 0)
+            yield len(self.trunk) / last
 
     def verify(self, context: list[int], drafted: list[int]) -> Tensor:
         """One forward over the last committed token and the drafted ones: logits [1 + K, V]."""
@@ -45,11 +51,11 @@ class TargetSession:
 
     def verified(self, context: list[int], drafted: list[int]) -> None:
         """That forward was made: its tokens are in the cache."""
-        self.num_cached = len(context) + len(drafted)
+        self.trunk.append(context[self.num_cached :] + drafted)
 
     def keep(self, num_tokens: int) -> None:
         """Forget every slot from `num_tokens` on."""
-        self.num_cached = min(self.num_cached, num_tokens)
+        self.trunk.keep(num_tokens)
 
 
 class Verifier:

@@ -1,7 +1,7 @@
 """What the draft holds between two outcomes: the speculation under verification, and the branches grown meanwhile.
 
-Trunk tokens live in cache slots equal to their positions. Branch b at depth d lives in slot trunk_length + d * B + b,
-so the slots in use stay consecutive, until a hit moves its rows into the trunk.
+Trunk tokens live in cache slots equal to their positions. The rows of each pass take the consecutive slots after those
+in use, until a hit moves a branch's own into the trunk. A pass may take branches of different lengths.
 """
 
 from dataclasses import dataclass, field
@@ -10,11 +10,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from saguaro_core.draft.proposer import Draws, Proposer
+from saguaro_core.deepening import best_rows
+from saguaro_core.draft.proposer import Draws, Place, Proposer
 from saguaro_core.fan_out import CacheState
 from saguaro_core.models.runner import ForwardBatch
+from saguaro_core.service import TokenSource
 from saguaro_core.speculation_cache import SpeculationCache
 from saguaro_core.verification import Outcome
+
+# Draft streams of one round: fallback forward d uses lane d, depth d of the branches uses lane _BRANCH_LANES + d.
+_BRANCH_LANES = 1024
 
 
 @dataclass(slots=True)
@@ -26,6 +31,7 @@ class Drafted:
     distributions: list[Tensor] = field(default_factory=list)
     rank_scores: list[Tensor] = field(default_factory=list)
     state: CacheState = "miss"
+    source: TokenSource | None = None
 
     def add(self, proposer: Proposer, draws: Draws, row: int) -> None:
         """Append the token that `draws` chose in one of its rows."""
@@ -39,62 +45,107 @@ class Drafted:
 
 @dataclass(slots=True)
 class Branches:
-    """The cache under construction: B outcomes, what each of their branches sees, and what each pass drew.
+    """The cache under construction: an outcome for each branch, and what each has drawn so far.
 
-    first_positions: the position of each branch's first token. visible: bool [B, trunk_length + num_passes * B].
+    chances: probability of each outcome. first_positions: the position of each branch's first token. slots[b]: where
+    the tokens that branch b was fed lie, its bonus token first. drawn[b]: what its rows drew, as (draws, row).
     """
 
     cache: SpeculationCache = field(default_factory=SpeculationCache)
     fan_out: tuple[int, ...] = ()
+    chances: list[float] = field(default_factory=list)
+    round_index: int = 0
+    next_fan_out: tuple[int, ...] = ()
     trunk_length: int = 0
-    num_passes: int = 0
-    first_positions: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    visible: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
-    draws: list[Draws] = field(default_factory=list)
+    longest: int = 0
+    first_positions: list[int] = field(default_factory=list)
+    slots: list[list[int]] = field(default_factory=list)
+    drawn: list[list[tuple[Draws, int]]] = field(default_factory=list)
+    used: int = 0
 
     @classmethod
     def plant(
-        cls, outcomes: list[Outcome], fan_out: tuple[int, ...], num_context: int, trunk_length: int, num_passes: int
+        cls,
+        ranked: list[tuple[Outcome, float]],
+        fan_out: tuple[int, ...],
+        *,
+        num_context: int,
+        trunk_length: int,
+        longest: int,
+        round_index: int,
+        next_fan_out: tuple[int, ...],
     ) -> Self:
-        """Branches for `outcomes` of the speculation that fills the trunk from `num_context` to `trunk_length`.
+        """Branches for outcomes, each with its probability, of the speculation that fills the trunk from `num_context`
+        to `trunk_length`. None grows beyond `longest` tokens. `next_fan_out` is the cache's shape after a hit.
+        """
+        outcomes = [outcome for outcome, _ in ranked]
+        return cls(
+            cache=SpeculationCache(outcomes, [0] * len(outcomes)),
+            fan_out=fan_out,
+            chances=[chance for _, chance in ranked],
+            round_index=round_index,
+            next_fan_out=next_fan_out,
+            trunk_length=trunk_length,
+            longest=longest,
+            first_positions=[num_context + outcome.accepted for outcome in outcomes],
+            slots=[[] for _ in outcomes],
+            drawn=[[] for _ in outcomes],
+            used=trunk_length,
+        )
+
+    def unfinished(self) -> list[int]:
+        """The branches that may still grow."""
+        return [branch for branch, length in enumerate(self.cache.lengths) if length < self.longest]
+
+    def worthiest(self, acceptance: float, fixed: float, per_row: float) -> tuple[list[int], float]:
+        """The branches that the next pass should take, and how many tokens it is worth: see deepening.py."""
+        lengths = self.cache.lengths
+        worth = {branch: self.chances[branch] * acceptance ** (lengths[branch] + 1) for branch in self.unfinished()}
+        ranked = sorted(worth, key=worth.__getitem__, reverse=True)
+        chosen = ranked[: best_rows([worth[branch] for branch in ranked], fixed, per_row)]
+        return chosen, sum(worth[branch] for branch in chosen)
+
+    def place(self, branch: int) -> Place:
+        """Where the branch's next token is drawn: whenever that is, it is the same token."""
+        return self.place_at(branch, self.cache.lengths[branch])
+
+    def place_at(self, branch: int, depth: int) -> Place:
+        """Where the branch's token at `depth` is drawn."""
+        return Place(self.round_index, _BRANCH_LANES + depth, branch, self.next_fan_out[depth])
+
+    def next_batch(self, branches: list[int], target_ids: list[int]) -> ForwardBatch:
+        """The pass that gives each of `branches` its next token: the bonus token first, then what it drew last.
 
         A branch sees the trunk up to its own acceptance length, and itself.
         """
-        first_positions = num_context + torch.tensor([outcome.accepted for outcome in outcomes], dtype=torch.long)
-        trunk = torch.arange(trunk_length) < first_positions.unsqueeze(1)
-        own = torch.eye(len(outcomes), dtype=torch.bool).repeat(1, num_passes)
-        visible = torch.cat([trunk, own], dim=1)
-        return cls(SpeculationCache(outcomes), fan_out, trunk_length, num_passes, first_positions, visible)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether no pass is left to do."""
-        return not self.cache.outcomes or self.cache.depth >= self.num_passes
-
-    def next_batch(self, target_ids: list[int]) -> ForwardBatch:
-        """The pass that gives every branch its next token: its bonus token first, then what it drew last."""
-        outcomes, depth = self.cache.outcomes, self.cache.depth
-        if depth == 0:
-            token_ids = [outcome.bonus_token_id for outcome in outcomes]
-        else:
-            token_ids = [target_ids[column] for column in self.draws[-1].columns]
-        first = self.trunk_length + depth * len(outcomes)
-        used = first + len(outcomes)
+        first, used = self.used, self.used + len(branches)
+        starts = torch.tensor([self.first_positions[branch] for branch in branches])
+        visible = torch.zeros(len(branches), used, dtype=torch.bool)
+        visible[:, : self.trunk_length] = torch.arange(self.trunk_length) < starts.unsqueeze(1)
+        own = [(row, slot) for row, branch in enumerate(branches) for slot in (*self.slots[branch], first + row)]
+        rows, slots = zip(*own, strict=True)
+        visible[list(rows), list(slots)] = True
+        depths = torch.tensor([self.cache.lengths[branch] for branch in branches])
         return ForwardBatch(
-            token_ids=torch.tensor([token_ids]),
-            positions=(self.first_positions + depth).unsqueeze(0),
+            token_ids=torch.tensor([[self._last_token(branch, target_ids) for branch in branches]]),
+            positions=(starts + depths).unsqueeze(0),
             slots=torch.arange(first, used).unsqueeze(0),
             used=used,
-            visible=self.visible[:, :used].unsqueeze(0),
-            num_logits=len(outcomes),
+            visible=visible.unsqueeze(0),
+            num_logits=len(branches),
             first=first,
         )
 
-    def add(self, draws: Draws) -> None:
-        """Take what the pass drew: every branch is one token longer."""
-        self.draws.append(draws)
-        self.cache.depth += 1
+    def _last_token(self, branch: int, target_ids: list[int]) -> int:
+        if not self.drawn[branch]:
+            return self.cache.outcomes[branch].bonus_token_id
+        draws, row = self.drawn[branch][-1]
+        return target_ids[draws.columns[row]]
 
-    def slots_of(self, branch: int, num_tokens: int) -> list[int]:
-        """Slots of a branch's first tokens."""
-        return [self.trunk_length + depth * len(self.cache.outcomes) + branch for depth in range(num_tokens)]
+    def add(self, branches: list[int], draws: Draws) -> None:
+        """Take what the pass over `branches` drew: each of them is one token longer."""
+        for row, branch in enumerate(branches):
+            self.slots[branch].append(self.used + row)
+            self.drawn[branch].append((draws, row))
+            self.cache.lengths[branch] += 1
+        self.used += len(branches)

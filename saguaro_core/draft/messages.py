@@ -12,12 +12,14 @@ import msgspec
 from saguaro_core.config import EngineConfig, GenerationRequest, Mode, SamplingParams, SpeculationConfig
 from saguaro_core.events import (
     CacheOutcome,
+    DraftEstimates,
     FallbackKind,
     Notice,
     PhaseEvent,
     RoundEvent,
     RunFinished,
     RunStarted,
+    Served,
     SpanEvent,
     SpanKind,
     TokenEvent,
@@ -69,13 +71,17 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """Engine to draft: the outcome of a round; `lookahead` is the most that the next speculation may hold."""
+    """Engine to draft: the outcome of a round; `lookahead` is the most that the next speculation may hold.
+
+    verify_seconds: what the target spent between taking the speculation and this outcome; 0 where it is unknown.
+    """
 
     epoch: int
     round_index: int
     accepted: int
     bonus_token_id: int
     lookahead: int
+    verify_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +122,8 @@ class Speculation:
     draft_seconds: float = 0.0
     spans: tuple[DraftSpan, ...] = ()
     exhausted: bool = False
+    served: Served | None = None
+    estimates: DraftEstimates | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,9 @@ class DraftServer:
                 self.link.send(speculator.begin(message))
             case Verified() if message.epoch == self.epoch:
                 outcome = Outcome(message.accepted, message.bonus_token_id)
-                self.link.send(speculator.verified(message.round_index, outcome, message.lookahead))
+                self.link.send(
+                    speculator.verified(message.round_index, outcome, message.lookahead, message.verify_seconds)
+                )
             case End():
                 spans = speculator.end() if message.epoch == self.epoch else ()
                 self.epoch = None

@@ -4,8 +4,10 @@ Under shared noise both come from log q_n + g_n; under rejection sampling tokens
 ranked by q.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +16,20 @@ from saguaro_core.sampling import GumbelNoise, Processing, Stream, process_logit
 
 # Filtered tokens rank after all others, in their own order: they are still the best guesses left.
 _FILTERED_PENALTY = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which drafted token of a request a row makes, so that the same one is drawn in whatever forward it comes up.
+
+    (round_index, lane, row) names the random number: no two tokens may share it. num_cached: F of the position in the
+    coming cache, for Saguaro's q'.
+    """
+
+    round_index: int
+    lane: int
+    row: int = 0
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +73,31 @@ class Proposer:
         self.target_ids: list[int] = list(range(num_columns)) if token_ids is None else token_ids.tolist()
         self.column_of: dict[int, int] = {token: column for column, token in enumerate(self.target_ids)}
 
-    def draw(self, logits: Tensor, positions: list[int], round_index: int, lane: int, num_cached: int) -> Draws:
-        """Choose a token for each row of logits [m, n].
+    @property
+    def draws_tokens(self) -> bool:
+        """Whether tokens are drawn from the draft's distribution: what is said then depends on what was drafted."""
+        return self._is_rejection
 
-        positions: the absolute position that each row predicts. (round_index, lane) names this forward within the
-        request: no two forwards may share it. num_cached: F of the position in the coming cache, for Saguaro's q'.
-        """
+    def draw(self, logits: Tensor, positions: list[int], places: Sequence[Place]) -> Draws:
+        """Choose a token for each row of logits [m, n]; `positions`: the absolute position that each row predicts."""
         scores = process_logits(logits, self.processing)
         rank_scores = self._rank_scores(logits, scores, positions)
         if not self._is_rejection:
             # Filtered tokens stay behind all others in rank_scores, so its best is the best of the processed scores.
             return Draws(rank_scores.argmax(-1).tolist(), logits, rank_scores, None)
-        q = saguaro_weights(scores.softmax(-1), num_cached, self.saguaro_c)
-        columns = sample(q, uniforms(self.seed, Stream.DRAFT, round_index, len(q), lane))
-        return Draws(columns, logits, rank_scores, q)
+        q = scores.softmax(-1)
+        if self.saguaro_c != 1.0:
+            q = torch.stack(
+                [saguaro_weights(row, p.num_cached, self.saguaro_c) for row, p in zip(q, places, strict=True)]
+            )
+        return Draws(sample(q, self._uniforms(places)), logits, rank_scores, q)
+
+    def _uniforms(self, places: Sequence[Place]) -> np.ndarray:
+        """One number for each place, read from the streams that the places name."""
+        longest = 1 + max(place.row for place in places)
+        forwards = {(place.round_index, place.lane) for place in places}
+        streams = {(index, lane): uniforms(self.seed, Stream.DRAFT, index, longest, lane) for index, lane in forwards}
+        return np.array([streams[place.round_index, place.lane][place.row] for place in places])
 
     def rank_scores(self, logits: Tensor, positions: list[int]) -> Tensor:
         """What ranks candidates for the bonus token at each of the positions that logits [m, n] predict: [m, n]."""

@@ -1,43 +1,29 @@
 """The draft's side of decoding as pure logic: it answers outcomes with speculations and builds the cache in between.
 
 It knows no process and no link: a test can drive it by hand, a process polls its link between two forwards. Trunk
-tokens live in cache slots equal to their positions; branch b at depth d lives in slot len(trunk) + d * B + b until a
-hit moves it into the trunk.
+tokens live in cache slots equal to their positions, branches in the slots behind them. The trunk and the pair table
+outlive requests; everything else belongs to one.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from saguaro_core.config import ServicePolicy
+from saguaro_core.deepening import is_worth_its_time
 from saguaro_core.draft.branches import Branches, Drafted
+from saguaro_core.draft.lessons import Lessons
 from saguaro_core.draft.messages import Begin, DraftSpan, Speculation
-from saguaro_core.draft.proposer import Proposer
-from saguaro_core.events import CacheOutcome, FallbackKind, SpanKind
-from saguaro_core.fallback import FallbackChooser, NgramIndex
-from saguaro_core.fan_out import CacheState, FanOutPlanner
-from saguaro_core.models.runner import Runner, trunk_batch
+from saguaro_core.draft.proposer import Place, Proposer
+from saguaro_core.events import CacheOutcome, DraftEstimates, FallbackKind, Served, SpanKind
+from saguaro_core.fallback import FastBackup
+from saguaro_core.models.runner import Runner
+from saguaro_core.pair_table import PairTable
+from saguaro_core.service import TokenSource
+from saguaro_core.trunk import Trunk
 from saguaro_core.verification import Outcome
-
-# Draft streams of one round: fallback forward d uses lane d, branch pass d uses lane _BRANCH_LANES + d.
-_BRANCH_LANES = 1024
-# The power law is fitted where caches operate: a bonus token ranked beyond this counts as "not among the first 64".
-RANKS_KEPT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Unranked:
-    """A finished round whose bonus token has not been ranked yet; `drafted_there` was drafted in the bonus token's
-    place.
-    """
-
-    state: CacheState
-    num_drafted: int
-    outcome: Outcome
-    rank_scores: Tensor | None
-    drafted_there: int | None
 
 
 class Speculator:
@@ -51,11 +37,16 @@ class Speculator:
         device: torch.device | str = "cpu",
     ) -> None:
         self.runner, self.token_ids, self.clock, self.device = runner, token_ids, clock, device
+        self.trunk, self.pairs = Trunk(runner), PairTable()
         self.spans: list[DraftSpan] = []
         self.context: list[int] = []
         self.is_building = False
         self._build_started: float | None = None
-        self._unranked: _Unranked | None = None
+
+    @property
+    def cached(self) -> int:
+        """How many slots of the trunk are valid."""
+        return len(self.trunk)
 
     def begin(self, request: Begin) -> Speculation:
         """Read the prompt and speculate for round 0: the compulsory miss."""
@@ -67,45 +58,56 @@ class Speculator:
             token_ids=self.token_ids,
             device=self.device,
         )
-        self.planner = FanOutPlanner(request.speculation)
-        self.chooser = FallbackChooser(request.speculation.fallback)
+        self.lessons = Lessons(request.speculation)
+        self.planner, self.chooser, self.times = self.lessons.planner, self.lessons.chooser, self.lessons.times
         self.eos = set(request.eos_token_ids)
-        self.context, self.cached, self.round_index = list(request.prompt_token_ids), 0, 0
-        self.ngrams = NgramIndex(self.context)
+        self.context, self.round_index = list(request.prompt_token_ids), 0
+        # Drawn tokens depend on what is proposed: a run must not say other things because of answers before it.
+        tables = (PairTable(), self.pairs) if self.proposer.draws_tokens else (self.pairs,)
+        self.backup = FastBackup(self.context, tables)
         self.branches, self.drafted = Branches(), Drafted()
-        self.spans, self._unranked, self._build_started = [], None, None
+        self.spans, self._build_started = [], None
+        self._estimates = DraftEstimates(num_reused=self.trunk.reuse(self.context))
         self._prefill()
-        return self._answer("compulsory", None, request.lookahead)
+        answer = self._answer("compulsory", None, request.lookahead)
+        self._last_verdict = self._answered
+        return answer
 
-    def verified(self, round_index: int, outcome: Outcome, lookahead: int) -> Speculation:
-        """Take the outcome of the round under verification and speculate for `round_index`, the next one."""
-        self._observe(outcome)
-        branch = self.branches.cache.lookup(outcome)
+    def verified(self, round_index: int, outcome: Outcome, lookahead: int, verify_seconds: float = 0.0) -> Speculation:
+        """Take the outcome of the round under verification and speculate for `round_index`, the next one.
+
+        verify_seconds: the target's own time for the round; 0 if it does not say, and then no length is cut by value.
+        """
+        if self.proposer.draws_tokens and self.is_building and self._build_started is None:
+            # Whether a round hits must follow from its outcome, not from how far the draft had come.
+            self._start_build()
+        self._observe(outcome, verify_seconds)
+        branch = self.branches.cache.lookup(outcome, least=0 if self.proposer.draws_tokens else 1)
         self.round_index = round_index
         committed = [*self.drafted.token_ids[: outcome.accepted], outcome.bonus_token_id]
         self.context += committed
-        self.ngrams.extend(committed)
-        self.cached = min(self.cached, len(self.context) - 1)
+        self.backup.extend(committed)
+        self.trunk.keep(len(self.context) - 1)
         return self._answer("miss" if branch is None else "hit", branch, lookahead)
 
     # -- answering ------------------------------------------------------------------------------------------------
 
     def _answer(self, cache: CacheOutcome, branch: int | None, lookahead: int) -> Speculation:
         started = self.clock()
-        looked_up, self.branches, is_sd = self.branches, Branches(), self.request.mode == "sd"
+        looked_up, self.branches = self.branches, Branches()
         count = max(0, min(lookahead, self.runner.context_length - len(self.context)))
         fallback: FallbackKind | None = None
         if branch is not None:
-            self.drafted = self._promote(looked_up, branch, count)
+            self.drafted = self._serve(looked_up, branch, count)
         else:
             fallback, self.drafted = self._fall_back(count)
         ended = self._answered = self.clock()
+        is_sd = self.request.mode == "sd"
         if fallback is not None and not is_sd:
             self._add_span("fallback", started, ended)
-            self.chooser.observe_fallback(fallback, ended - started)
         is_exhausted = len(self.context) >= self.runner.context_length
         self.is_building = not is_sd and not is_exhausted
-        return self._speculation(cache, fallback, looked_up, ended - started, is_exhausted)
+        return self._speculation(cache, fallback, looked_up, ended - started, self._served(count))
 
     def _speculation(
         self,
@@ -113,7 +115,7 @@ class Speculator:
         fallback: FallbackKind | None,
         looked_up: Branches,
         seconds: float,
-        is_exhausted: bool,
+        served: Served,
     ) -> Speculation:
         is_sd, drafted = self.request.mode == "sd", self.drafted
         distributions = torch.stack(drafted.distributions).cpu().float() if drafted.distributions else None
@@ -130,42 +132,77 @@ class Speculator:
             prepared=tuple((k, tuple(ids)) for k, ids in looked_up.cache.prepared()),
             draft_seconds=seconds,
             spans=spans,
-            exhausted=is_exhausted,
+            exhausted=len(self.context) >= self.runner.context_length,
+            served=None if is_sd else served,
+            estimates=self._estimates,
         )
 
-    def _promote(self, branches: Branches, branch: int, count: int) -> Drafted:
-        """Move a prepared branch into the trunk; what is ready counts, even if it is shorter than asked for."""
-        drafted = Drafted(state="hit")
-        for draws in branches.draws[:count]:
-            drafted.add(self.proposer, draws, branch)
+    def _served(self, count: int) -> Served:
+        token_ids = self.drafted.token_ids
+        if not token_ids:
+            return "plain"
+        return "short" if len(token_ids) < count and token_ids[-1] not in self.eos else "full"
+
+    def _serve(self, branches: Branches, branch: int, count: int) -> Drafted:
+        """Move a prepared branch into the trunk and make it as long as it should be served."""
+        drafted = Drafted(state="hit", source="hit")
+        drawn = branches.drawn[branch][:count]
+        wanted = self._length("hit", len(drawn), count, otherwise=len(drawn))
+        for draws, row in drawn[:wanted]:
+            drafted.add(self.proposer, draws, row)
             if drafted.token_ids[-1] in self.eos:
                 break
-        first = len(self.context) - 1
-        rows = branches.slots_of(branch, len(drafted.token_ids))
-        assert self.cached == first, (self.cached, first)
-        if rows:
-            self.runner.move(rows, first)
-            self.cached += len(rows)
+        assert self.cached == len(self.context) - 1, (self.cached, len(self.context))
+        fed = [self.context[-1], *drafted.token_ids[:-1]][: len(drafted.token_ids)]
+        self.trunk.move(branches.slots[branch][: len(fed)], fed)
+        self._draft_on(drafted, wanted, lambda depth: branches.place_at(branch, depth))
         return drafted
 
     def _fall_back(self, count: int) -> tuple[FallbackKind, Drafted]:
         """Speculate after a miss with the backup that the request or the measured times choose."""
-        if self.request.mode != "sd" and self.chooser.choose() == "fast":
-            token_ids = self.ngrams.propose(count)
-            return ("ngram" if token_ids else "none"), Drafted(token_ids=token_ids)
-        drafted = Drafted()
+        started, is_sd = self.clock(), self.request.mode == "sd"
+        backup = "neural" if is_sd else self.chooser.choose()
+        kind, drafted = self._look_up(count) if backup == "fast" else self._draft_anew(count)
+        if not is_sd:
+            self.chooser.observe_fallback(backup, self.clock() - started)
+        return kind, drafted
+
+    def _look_up(self, count: int) -> tuple[FallbackKind, Drafted]:
+        kind, token_ids = self.backup.propose(count)
+        if kind == "none" or kind == "neural":
+            return "none", Drafted()
+        token_ids = token_ids[: self._length(kind, len(token_ids), len(token_ids), otherwise=len(token_ids))]
+        return (kind, Drafted(token_ids=token_ids, source=kind)) if token_ids else ("none", Drafted())
+
+    def _draft_anew(self, count: int) -> tuple[FallbackKind, Drafted]:
+        drafted = Drafted(source="neural")
         fan_out = self.planner.shape(self.request.speculation.lookahead, "miss")
-        for d in range(count):
-            pending = (self.context + drafted.token_ids)[self.cached :]
-            started = self.clock()
-            logits = self._forward_trunk(pending, 1)
-            position = len(self.context) + d
-            drafted.add(self.proposer, self.proposer.draw(logits, [position], self.round_index, d, fan_out[d]), 0)
+        wanted = self._length("neural", 0, count, otherwise=count)
+        self._draft_on(drafted, wanted, lambda depth: Place(self.round_index, depth, num_cached=fan_out[depth]))
+        return ("neural", drafted) if drafted.token_ids else ("none", Drafted())
+
+    def _length(self, source: TokenSource, ready: int, count: int, *, otherwise: int) -> int:
+        """How many of at most `count` tokens to serve when `ready` are there, by the request's service.
+
+        Known before any further token is made, and from earlier rounds only: so no rule's exactness depends on it.
+        """
+        service: ServicePolicy = self.request.speculation.service
+        if self.request.mode == "sd" or self.proposer.draws_tokens or service == "full":
+            return count
+        best = self.times.length(source, ready, count) if service == "auto" else None
+        return otherwise if best is None else best
+
+    def _draft_on(self, drafted: Drafted, count: int, place: Callable[[int], Place]) -> None:
+        """Make the speculation `count` tokens long, one forward for each, unless it ends the turn before."""
+        while len(drafted.token_ids) < count and self.eos.isdisjoint(drafted.token_ids[-1:]):
+            started, depth = self.clock(), len(drafted.token_ids)
+            logits = self._forward((self.context + drafted.token_ids)[self.cached :], 1)
+            draws = self.proposer.draw(logits, [len(self.context) + depth], [place(depth)])
+            drafted.add(self.proposer, draws, 0)
+            ended = self.clock()
+            self.times.observe_step(ended - started)
             if self.request.mode == "sd":
-                self._add_span("step", started, self.clock())
-            if drafted.token_ids[-1] in self.eos:
-                break
-        return ("neural" if drafted.token_ids else "none"), drafted
+                self._add_span("step", started, ended)
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -174,49 +211,75 @@ class Speculator:
         if not self.is_building:
             return False
         if self._build_started is None:
-            self._build_started = self.clock()
-            self._extend_trunk()
-            self._rank_observation()
-            self._plant()
+            self._start_build()
         else:
             self._grow()
-        self.is_building = not self.branches.is_complete
+        self._next = self._next_branches()
+        self.is_building = bool(self._next)
         if not self.is_building:
             self._end_build_span()
         return self.is_building
 
+    def _start_build(self) -> None:
+        self._build_started = self.clock()
+        self._extend_trunk()
+        self.lessons.read_ranking(self.proposer)
+        self._estimates = self.lessons.estimates(self._estimates.num_reused)
+        self._plant()
+
     def _extend_trunk(self) -> None:
         """Give every trunk token its keys and values, and every position of the speculation its ranking."""
         drafted = self.drafted
-        pending = (self.context + drafted.token_ids)[self.cached :]
         missing = len(drafted.token_ids) + 1 - len(drafted.rank_scores)
-        logits = self._forward_trunk(pending, missing)
+        logits = self._forward((self.context + drafted.token_ids)[self.cached :], missing)
         position = len(self.context) + len(drafted.rank_scores)
         drafted.rank_scores += self.proposer.rank_scores(logits, list(range(position, position + missing)))
 
     def _plant(self) -> None:
-        """Choose which outcomes to prepare, and lay out their slots."""
-        drafted = self.drafted
+        """Choose which outcomes to prepare."""
+        drafted, lookahead = self.drafted, self.request.speculation.lookahead
         fan_out = self.planner.shape(len(drafted.token_ids), drafted.state)
-        outcomes = []
+        chances = self.planner.outcome_probabilities(fan_out, drafted.state)
+        ranked = []
         for k, (count, rank_scores) in enumerate(zip(fan_out, drafted.rank_scores, strict=True)):
             # After a rejection the bonus cannot be the rejected token; after an end-of-turn token there is no next
             # round.
             excluded = self.eos | set(drafted.token_ids[k : k + 1])
-            outcomes += [Outcome(k, token) for token in self.proposer.candidates(rank_scores, count, excluded)]
-        num_passes = max(0, min(self.request.speculation.lookahead, self.runner.context_length - self.cached))
-        self.branches = Branches.plant(outcomes, fan_out, len(self.context), self.cached, num_passes)
+            tokens = self.proposer.candidates(rank_scores, count, excluded)
+            ranked += [(Outcome(k, token), chance) for token, chance in zip(tokens, chances[k], strict=False)]
+        self.branches = Branches.plant(
+            ranked,
+            fan_out,
+            num_context=len(self.context),
+            trunk_length=self.cached,
+            longest=max(0, min(lookahead, self.runner.context_length - self.cached)),
+            round_index=self.round_index,
+            next_fan_out=self.planner.shape(lookahead, "hit"),
+        )
+
+    def _next_branches(self) -> list[int]:
+        """The branches that the next pass takes: all that can grow, or, once each has a token, those worth its time."""
+        branches = self.branches
+        unfinished = branches.unfinished()
+        if self.request.speculation.deepening == "all" or branches.used == branches.trunk_length:
+            return unfinished
+        passes, rate = self.times.branch_pass, self.times.rate
+        chosen, worth = branches.worthiest(self.times.acceptance("hit"), passes.fixed, passes.per_row)
+        if rate is None or not chosen:
+            return chosen
+        expected = self._answered + self.times.verify.seconds(1 + len(self.drafted.token_ids))
+        seconds_left = expected - self.clock()
+        return chosen if is_worth_its_time(worth, passes.seconds(len(chosen)), seconds_left, rate) else []
 
     def _grow(self) -> None:
-        """One draft pass for all branches: every branch gets its next token."""
-        branches, depth = self.branches, self.branches.cache.depth
-        batch = branches.next_batch(self.proposer.target_ids)
+        """One draft pass: each of the branches chosen for it gets its next token."""
+        started, branches, chosen = self.clock(), self.branches, self._next
+        batch = branches.next_batch(chosen, self.proposer.target_ids)
         logits = self.runner.forward(batch)
         assert logits is not None
-        num_cached = self.planner.shape(self.request.speculation.lookahead, "hit")[depth]
-        predicted = (batch.positions[0] + 1).tolist()
-        lane = _BRANCH_LANES + depth
-        branches.add(self.proposer.draw(logits[0], predicted, self.round_index, lane, num_cached))
+        places = [branches.place(branch) for branch in chosen]
+        branches.add(chosen, self.proposer.draw(logits[0], (batch.positions[0] + 1).tolist(), places))
+        self.times.branch_pass.add(len(chosen), self.clock() - started)
 
     # -- observing ------------------------------------------------------------------------------------------------
 
@@ -227,26 +290,11 @@ class Speculator:
         spans, self.spans = tuple(self.spans), []
         return spans
 
-    def _observe(self, outcome: Outcome) -> None:
-        """Remember what the round showed; the ranking is read later, off the target's critical path."""
+    def _observe(self, outcome: Outcome, verify_seconds: float) -> None:
         self._end_build_span()
-        drafted = self.drafted
-        known = drafted.rank_scores[outcome.accepted] if outcome.accepted < len(drafted.rank_scores) else None
-        next_drafted = next(iter(drafted.token_ids[outcome.accepted : outcome.accepted + 1]), None)
-        self._unranked = _Unranked(drafted.state, len(drafted.token_ids), outcome, known, next_drafted)
-        self.chooser.observe_round(drafted.state == "hit", outcome.accepted, self.clock() - self._answered)
-
-    def _rank_observation(self) -> None:
-        """Feed the last round to the fan-out's estimates: where among the candidates was the real bonus token?"""
-        seen, self._unranked = self._unranked, None
-        if seen is None:
-            return
-        rank, num_kept = None, 0
-        if seen.rank_scores is not None:
-            num_kept = RANKS_KEPT
-            rank = self.proposer.rank(seen.rank_scores, seen.outcome.bonus_token_id, seen.drafted_there)
-            rank = rank if rank is not None and rank <= num_kept else None
-        self.planner.observe(seen.state, seen.num_drafted, seen.outcome.accepted, rank, num_kept)
+        now = self.clock()
+        waited, seconds, self._last_verdict = now - self._answered, now - self._last_verdict, now
+        self.lessons.observe(self.drafted, outcome, verify_seconds, waited, seconds)
 
     def _prefill(self) -> None:
         """Fill the cache with the prompt but its last token, in chunks; a prompt beyond the context is left out."""
@@ -255,14 +303,13 @@ class Speculator:
         started = self.clock()
         while self.cached < len(self.context) - 1:
             end = min(self.cached + self.request.prefill_chunk, len(self.context) - 1)
-            self._forward_trunk(self.context[self.cached : end], 0)
+            self._forward(self.context[self.cached : end], 0)
         self._add_span("prefill", started, self.clock())
 
-    def _forward_trunk(self, pending: list[int], num_logits: int) -> Tensor:
+    def _forward(self, pending: list[int], num_logits: int) -> Tensor:
         """Append tokens to the trunk: logits [num_logits, n] of the last of them."""
-        logits = self.runner.forward(trunk_batch(pending, self.cached, num_logits))
-        self.cached += len(pending)
-        return torch.empty(0, self.runner.vocabulary_size) if logits is None else logits[0]
+        logits = self.trunk.forward(pending, num_logits)
+        return torch.empty(0, self.runner.vocabulary_size) if logits is None else logits
 
     def _end_build_span(self) -> None:
         if self._build_started is not None:
