@@ -31,7 +31,6 @@ from saguaro_core.models.chat import render_prompt
 from saguaro_core.models.linear import has_fbgemm
 from saguaro_core.models.placement import ResolvedPlacement, occupy, resolve_placement
 from saguaro_core.models.rows import RowRunner
-from saguaro_core.models.runner import Runner
 from saguaro_core.status import EngineInfo, EngineState, EngineStatus
 
 logger = logging.getLogger(__name__)
@@ -42,9 +41,11 @@ _PIECES_KEPT = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a run works: its target, and its way to the draft. `receive` takes the run's epoch and a time to wait."""
+    """Where a run works: its place in the target's cache, and its way to the draft. `receive` takes the run's epoch
+    and a time to wait.
+    """
 
-    runner: Runner
+    session: TargetSession
     send: Callable[[Message], None]
     receive: Callable[[int, float], Message | None]
     timeout: float
@@ -73,6 +74,8 @@ class EngineServer:
         self.target: TargetModel = build_target(
             self.config.target, self.placement.target, self._progress, compile_shapes=self.config.compile_shapes
         )
+        # Runs alone share one session, so that a chat's next turn starts from what the last one left in the cache.
+        self.session = TargetSession(self.target.runner)
         self.context_length = min(
             self.config.max_length or self.target.info.context_length, self.target.info.context_length
         )
@@ -173,7 +176,7 @@ class EngineServer:
 
     def _decode_alone(self, submit: Submit) -> None:
         draft = self.draft
-        seat = Seat(self.target.runner, draft.send, lambda epoch, t: draft.receive(t), self.config.draft_timeout)
+        seat = Seat(self.session, draft.send, lambda epoch, t: draft.receive(t), self.config.draft_timeout)
         loop = self._start(submit, seat)
         if loop is not None:
             loop.run()
@@ -185,7 +188,8 @@ class EngineServer:
         link = BatchLink(draft.send, draft.receive, timeout=self.config.draft_timeout, clock=time.perf_counter)
         loops: dict[int, DecodingLoop] = {}
         for row, submit in enumerate(runs, start=1):
-            seat = Seat(RowRunner(target, row), link.send, lambda epoch, t: link.receive(epoch), _IDLE_POLL_SECONDS)
+            session = TargetSession(RowRunner(target, row))
+            seat = Seat(session, link.send, lambda epoch, t: link.receive(epoch), _IDLE_POLL_SECONDS)
             loop = self._start(submit, seat)
             if loop is not None:
                 loops[row] = loop
@@ -235,7 +239,7 @@ class EngineServer:
             run_id=submit.run_id,
             request=submit.request,
             prompt=prompt_ids,
-            target=TargetSession(seat.runner),
+            target=seat.session,
             verifier=Verifier(
                 sampling, submit.request.speculation.rule, target.runner.vocabulary_size, target.runner.device
             ),

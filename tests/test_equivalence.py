@@ -101,7 +101,7 @@ class TestMisses:
     """A draft that never agrees misses every round; each backup must still give AR's tokens, one a round at least."""
 
     @pytest.mark.parametrize(
-        ("fallback", "kinds"), [("neural", {"neural", "none"}), ("fast", {"ngram", "none"}), ("auto", None)]
+        ("fallback", "kinds"), [("neural", {"neural", "none"}), ("fast", {"ngram", "pair", "none"}), ("auto", None)]
     )
     def test_every_backup_gives_ars_tokens(self, fallback: Any, kinds: set[str] | None) -> None:
         config = SpeculationConfig(lookahead=3, fan_out="list", fan_out_list=(1, 0, 0, 0), fallback=fallback)

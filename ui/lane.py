@@ -148,7 +148,7 @@ class LaneState:
     def _add_round(self, event: RoundEvent) -> None:
         self.rounds.append(round_row(event))
         # The first round has nothing to miss, and a miss without a fallback speculates on nothing.
-        self._num_fallbacks += event.cache == "miss" and event.fallback in ("neural", "ngram")
+        self._num_fallbacks += event.cache == "miss" and event.fallback in ("neural", "ngram", "pair")
 
     def _finish(self, event: RunFinished) -> None:
         self.phase, self.stop_reason, self.error = event.status, event.stop_reason, event.error
