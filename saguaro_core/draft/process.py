@@ -4,12 +4,15 @@ Run by the engine as `python -m saguaro_core.draft.process`; not for hand use.
 """
 
 import logging
+from functools import partial
 
 import torch
 
+from saguaro_core.draft.batch import BatchSpeculator
 from saguaro_core.draft.child import connect_to_parent
 from saguaro_core.draft.link import Link
 from saguaro_core.draft.messages import (
+    BatchTurn,
     Begin,
     DraftFailed,
     DraftLoaded,
@@ -37,22 +40,29 @@ class DraftServer:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.speculator: Speculator | None = None
+        self.batch: BatchSpeculator | None = None
         self.epoch: int | None = None
 
     def run(self) -> None:
         """Between two forwards look for a message; without work wait for one."""
         while True:
-            has_work = self.speculator is not None and self.speculator.is_building
+            has_work = any(worker is not None and worker.is_building for worker in (self.speculator, self.batch))
             message = self.link.receive(0.0 if has_work else _IDLE_POLL_SECONDS)
             if isinstance(message, Shutdown):
                 return
             try:
                 if message is not None:
                     self._handle(message)
-                elif has_work and self.speculator is not None:
-                    self.speculator.build_step()
+                elif has_work:
+                    self._build()
             except Exception as error:  # The engine must hear of it, whatever it is.
                 self._fail(error)
+
+    def _build(self) -> None:
+        """One forward of what is under construction: of a run alone or of a batch."""
+        for worker in (self.speculator, self.batch):
+            if worker is not None and worker.is_building:
+                worker.build_step()
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, LoadDraft):
@@ -74,6 +84,10 @@ class DraftServer:
                 spans = speculator.end() if message.epoch == self.epoch else ()
                 self.epoch = None
                 self.link.send(Ended(epoch=message.epoch, spans=spans))
+            case BatchTurn() if self.batch is not None:
+                answer = self.batch.take(message)
+                if answer is not None:
+                    self.link.send(answer)
             case _:
                 logger.info("ignored %s of another epoch", type(message).__name__)
 
@@ -83,7 +97,10 @@ class DraftServer:
         draft = build_draft(
             message.draft, target_name=message.target, plan=plan, compile_shapes=message.compile_shapes
         )
-        self.speculator = Speculator(draft.runner, draft.token_ids, device=torch.device(message.device))
+        device = torch.device(message.device)
+        make_speculator = partial(Speculator, token_ids=draft.token_ids, device=device)
+        self.speculator = make_speculator(draft.runner)
+        self.batch = BatchSpeculator(draft.runner, partial(make_speculator, pairs=self.speculator.pairs))
         token_ids = () if draft.token_ids is None else tuple(draft.token_ids.tolist())
         self.link.send(DraftLoaded(info=draft.info, token_ids=token_ids, num_columns=draft.runner.vocabulary_size))
 

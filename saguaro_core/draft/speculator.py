@@ -3,6 +3,9 @@
 It knows no process and no link: a test can drive it by hand, a process polls its link between two forwards. Trunk
 tokens live in cache slots equal to their positions, branches in the slots behind them. The trunk and the pair table
 outlive requests; everything else belongs to one.
+
+Whatever needs forwards is written in steps that yield them, so that the speculators of a batch can make theirs
+together; begin, verified and build_step make them here.
 """
 
 import time
@@ -19,7 +22,8 @@ from saguaro_core.draft.messages import Begin, DraftSpan, Speculation
 from saguaro_core.draft.proposer import Place, Proposer
 from saguaro_core.events import CacheOutcome, DraftEstimates, FallbackKind, Served, SpanKind
 from saguaro_core.fallback import FastBackup
-from saguaro_core.models.runner import Runner
+from saguaro_core.models.runner import Runner, trunk_batch
+from saguaro_core.models.steps import Steps, drive
 from saguaro_core.pair_table import PairTable
 from saguaro_core.service import TokenSource
 from saguaro_core.trunk import Trunk
@@ -27,7 +31,7 @@ from saguaro_core.verification import Outcome
 
 
 class Speculator:
-    """Speculates for one request at a time over one draft model."""
+    """Speculates for one request at a time over one draft model. `pairs` is a pair table to share with others."""
 
     def __init__(
         self,
@@ -35,9 +39,10 @@ class Speculator:
         token_ids: Tensor | None = None,
         clock: Callable[[], float] = time.perf_counter,
         device: torch.device | str = "cpu",
+        pairs: PairTable | None = None,
     ) -> None:
         self.runner, self.token_ids, self.clock, self.device = runner, token_ids, clock, device
-        self.trunk, self.pairs = Trunk(runner), PairTable()
+        self.trunk, self.pairs = Trunk(runner), PairTable() if pairs is None else pairs
         self.spans: list[DraftSpan] = []
         self.context: list[int] = []
         self.is_building = False
@@ -50,6 +55,10 @@ class Speculator:
 
     def begin(self, request: Begin) -> Speculation:
         """Read the prompt and speculate for round 0: the compulsory miss."""
+        return drive(self.runner, self.begin_in_steps(request))
+
+    def begin_in_steps(self, request: Begin, batch_size: int = 1) -> Steps[Speculation]:
+        """begin, in steps, for one of `batch_size` sequences that wait for each other."""
         self.request = request
         self.proposer = Proposer(
             request.sampling,
@@ -58,7 +67,7 @@ class Speculator:
             token_ids=self.token_ids,
             device=self.device,
         )
-        self.lessons = Lessons(request.speculation)
+        self.lessons = Lessons(request.speculation, batch_size)
         self.planner, self.chooser, self.times = self.lessons.planner, self.lessons.chooser, self.lessons.times
         self.eos = set(request.eos_token_ids)
         self.context, self.round_index = list(request.prompt_token_ids), 0
@@ -68,8 +77,8 @@ class Speculator:
         self.branches, self.drafted = Branches(), Drafted()
         self.spans, self._build_started = [], None
         self._estimates = DraftEstimates(num_reused=self.trunk.reuse(self.context))
-        self._prefill()
-        answer = self._answer("compulsory", None, request.lookahead)
+        yield from self._prefill()
+        answer = yield from self._answer("compulsory", None, request.lookahead)
         self._last_verdict = self._answered
         return answer
 
@@ -78,9 +87,15 @@ class Speculator:
 
         verify_seconds: the target's own time for the round; 0 if it does not say, and then no length is cut by value.
         """
+        return drive(self.runner, self.verified_in_steps(round_index, outcome, lookahead, verify_seconds))
+
+    def verified_in_steps(
+        self, round_index: int, outcome: Outcome, lookahead: int, verify_seconds: float = 0.0
+    ) -> Steps[Speculation]:
+        """verified, in steps."""
         if self.proposer.draws_tokens and self.is_building and self._build_started is None:
             # Whether a round hits must follow from its outcome, not from how far the draft had come.
-            self._start_build()
+            yield from self._start_build()
         self._observe(outcome, verify_seconds)
         branch = self.branches.cache.lookup(outcome, least=0 if self.proposer.draws_tokens else 1)
         self.round_index = round_index
@@ -88,19 +103,19 @@ class Speculator:
         self.context += committed
         self.backup.extend(committed)
         self.trunk.keep(len(self.context) - 1)
-        return self._answer("miss" if branch is None else "hit", branch, lookahead)
+        return (yield from self._answer("miss" if branch is None else "hit", branch, lookahead))
 
     # -- answering ------------------------------------------------------------------------------------------------
 
-    def _answer(self, cache: CacheOutcome, branch: int | None, lookahead: int) -> Speculation:
+    def _answer(self, cache: CacheOutcome, branch: int | None, lookahead: int) -> Steps[Speculation]:
         started = self.clock()
         looked_up, self.branches = self.branches, Branches()
         count = max(0, min(lookahead, self.runner.context_length - len(self.context)))
         fallback: FallbackKind | None = None
         if branch is not None:
-            self.drafted = self._serve(looked_up, branch, count)
+            self.drafted = yield from self._serve(looked_up, branch, count)
         else:
-            fallback, self.drafted = self._fall_back(count)
+            fallback, self.drafted = yield from self._fall_back(count)
         ended = self._answered = self.clock()
         is_sd = self.request.mode == "sd"
         if fallback is not None and not is_sd:
@@ -143,7 +158,7 @@ class Speculator:
             return "plain"
         return "short" if len(token_ids) < count and token_ids[-1] not in self.eos else "full"
 
-    def _serve(self, branches: Branches, branch: int, count: int) -> Drafted:
+    def _serve(self, branches: Branches, branch: int, count: int) -> Steps[Drafted]:
         """Move a prepared branch into the trunk and make it as long as it should be served."""
         drafted = Drafted(state="hit", source="hit")
         drawn = branches.drawn[branch][:count]
@@ -155,14 +170,14 @@ class Speculator:
         assert self.cached == len(self.context) - 1, (self.cached, len(self.context))
         fed = [self.context[-1], *drafted.token_ids[:-1]][: len(drafted.token_ids)]
         self.trunk.move(branches.slots[branch][: len(fed)], fed)
-        self._draft_on(drafted, wanted, lambda depth: branches.place_at(branch, depth))
+        yield from self._draft_on(drafted, wanted, lambda depth: branches.place_at(branch, depth))
         return drafted
 
-    def _fall_back(self, count: int) -> tuple[FallbackKind, Drafted]:
+    def _fall_back(self, count: int) -> Steps[tuple[FallbackKind, Drafted]]:
         """Speculate after a miss with the backup that the request or the measured times choose."""
         started, is_sd = self.clock(), self.request.mode == "sd"
         backup = "neural" if is_sd else self.chooser.choose()
-        kind, drafted = self._look_up(count) if backup == "fast" else self._draft_anew(count)
+        kind, drafted = self._look_up(count) if backup == "fast" else (yield from self._draft_anew(count))
         if not is_sd:
             self.chooser.observe_fallback(backup, self.clock() - started)
         return kind, drafted
@@ -174,11 +189,13 @@ class Speculator:
         token_ids = token_ids[: self._length(kind, len(token_ids), len(token_ids), otherwise=len(token_ids))]
         return (kind, Drafted(token_ids=token_ids, source=kind)) if token_ids else ("none", Drafted())
 
-    def _draft_anew(self, count: int) -> tuple[FallbackKind, Drafted]:
+    def _draft_anew(self, count: int) -> Steps[tuple[FallbackKind, Drafted]]:
         drafted = Drafted(source="neural")
         fan_out = self.planner.shape(self.request.speculation.lookahead, "miss")
         wanted = self._length("neural", 0, count, otherwise=count)
-        self._draft_on(drafted, wanted, lambda depth: Place(self.round_index, depth, num_cached=fan_out[depth]))
+        yield from self._draft_on(
+            drafted, wanted, lambda depth: Place(self.round_index, depth, num_cached=fan_out[depth])
+        )
         return ("neural", drafted) if drafted.token_ids else ("none", Drafted())
 
     def _length(self, source: TokenSource, ready: int, count: int, *, otherwise: int) -> int:
@@ -192,11 +209,11 @@ class Speculator:
         best = self.times.length(source, ready, count) if service == "auto" else None
         return otherwise if best is None else best
 
-    def _draft_on(self, drafted: Drafted, count: int, place: Callable[[int], Place]) -> None:
+    def _draft_on(self, drafted: Drafted, count: int, place: Callable[[int], Place]) -> Steps[None]:
         """Make the speculation `count` tokens long, one forward for each, unless it ends the turn before."""
         while len(drafted.token_ids) < count and self.eos.isdisjoint(drafted.token_ids[-1:]):
             started, depth = self.clock(), len(drafted.token_ids)
-            logits = self._forward((self.context + drafted.token_ids)[self.cached :], 1)
+            logits = yield from self._forward((self.context + drafted.token_ids)[self.cached :], 1)
             draws = self.proposer.draw(logits, [len(self.context) + depth], [place(depth)])
             drafted.add(self.proposer, draws, 0)
             ended = self.clock()
@@ -208,30 +225,34 @@ class Speculator:
 
     def build_step(self) -> bool:
         """One forward of the cache for the round under verification; False when nothing is left to build."""
+        return drive(self.runner, self.build_in_steps())
+
+    def build_in_steps(self) -> Steps[bool]:
+        """build_step, in steps."""
         if not self.is_building:
             return False
         if self._build_started is None:
-            self._start_build()
+            yield from self._start_build()
         else:
-            self._grow()
+            yield from self._grow()
         self._next = self._next_branches()
         self.is_building = bool(self._next)
         if not self.is_building:
             self._end_build_span()
         return self.is_building
 
-    def _start_build(self) -> None:
+    def _start_build(self) -> Steps[None]:
         self._build_started = self.clock()
-        self._extend_trunk()
+        yield from self._extend_trunk()
         self.lessons.read_ranking(self.proposer)
         self._estimates = self.lessons.estimates(self._estimates.num_reused)
         self._plant()
 
-    def _extend_trunk(self) -> None:
+    def _extend_trunk(self) -> Steps[None]:
         """Give every trunk token its keys and values, and every position of the speculation its ranking."""
         drafted = self.drafted
         missing = len(drafted.token_ids) + 1 - len(drafted.rank_scores)
-        logits = self._forward((self.context + drafted.token_ids)[self.cached :], missing)
+        logits = yield from self._forward((self.context + drafted.token_ids)[self.cached :], missing)
         position = len(self.context) + len(drafted.rank_scores)
         drafted.rank_scores += self.proposer.rank_scores(logits, list(range(position, position + missing)))
 
@@ -271,11 +292,11 @@ class Speculator:
         seconds_left = expected - self.clock()
         return chosen if is_worth_its_time(worth, passes.seconds(len(chosen)), seconds_left, rate) else []
 
-    def _grow(self) -> None:
+    def _grow(self) -> Steps[None]:
         """One draft pass: each of the branches chosen for it gets its next token."""
         started, branches, chosen = self.clock(), self.branches, self._next
         batch = branches.next_batch(chosen, self.proposer.target_ids)
-        logits = self.runner.forward(batch)
+        logits = yield batch
         assert logits is not None
         places = [branches.place(branch) for branch in chosen]
         branches.add(chosen, self.proposer.draw(logits[0], (batch.positions[0] + 1).tolist(), places))
@@ -296,20 +317,21 @@ class Speculator:
         waited, seconds, self._last_verdict = now - self._answered, now - self._last_verdict, now
         self.lessons.observe(self.drafted, outcome, verify_seconds, waited, seconds)
 
-    def _prefill(self) -> None:
+    def _prefill(self) -> Steps[None]:
         """Fill the cache with the prompt but its last token, in chunks; a prompt beyond the context is left out."""
         if len(self.context) > self.runner.context_length:
             return
         started = self.clock()
         while self.cached < len(self.context) - 1:
             end = min(self.cached + self.request.prefill_chunk, len(self.context) - 1)
-            self._forward(self.context[self.cached : end], 0)
+            yield from self._forward(self.context[self.cached : end], 0)
         self._add_span("prefill", started, self.clock())
 
-    def _forward(self, pending: list[int], num_logits: int) -> Tensor:
+    def _forward(self, pending: list[int], num_logits: int) -> Steps[Tensor]:
         """Append tokens to the trunk: logits [num_logits, n] of the last of them."""
-        logits = self.trunk.forward(pending, num_logits)
-        return torch.empty(0, self.runner.vocabulary_size) if logits is None else logits
+        logits = yield trunk_batch(pending, self.cached, num_logits)
+        self.trunk.append(pending)
+        return torch.empty(0, self.runner.vocabulary_size) if logits is None else logits[0]
 
     def _end_build_span(self) -> None:
         if self._build_started is not None:
