@@ -36,8 +36,10 @@ StatusListener = Callable[[EngineStatus], None]
 class Engine:
     """Client of the engine process; thread-safe. Use it as a context manager, or call start and close."""
 
-    def __init__(self, config: EngineConfig, *, on_status: StatusListener | None = None) -> None:
-        self.config = config
+    def __init__(
+        self, config: EngineConfig, *, on_status: StatusListener | None = None, module: str = MODULE
+    ) -> None:
+        self.config, self._module = config, module
         self._on_status = on_status
         self._status = EngineStatus(state="starting", message="Starting")
         self._changed = threading.Condition()
@@ -192,7 +194,7 @@ class Engine:
         """Run one engine process to its end; whether another one should follow."""
         while inbox.poll(0):  # What is here was meant for the process before, and its runs have ended.
             inbox.recv_multipart()
-        child = self._child = Child.spawn(MODULE)
+        child = self._child = Child.spawn(self._module)
         try:
             child.link.send(Configure(config=self.config))
             self._relay(child, inbox)

@@ -20,8 +20,8 @@ MODULE = "saguaro_core.draft.process"
 class DraftHandle:
     """Owns one draft process at a time. Not thread-safe."""
 
-    def __init__(self, load_timeout: float) -> None:
-        self._load_timeout = load_timeout
+    def __init__(self, load_timeout: float, module: str = MODULE) -> None:
+        self._load_timeout, self._module = load_timeout, module
         self._load: LoadDraft | None = None
         self._child: Child | None = None
         self._load_deadline = 0.0
@@ -36,7 +36,7 @@ class DraftHandle:
         self.close()
         self._load = load
         self.info, self.error = None, None
-        self._child = Child.spawn(MODULE)
+        self._child = Child.spawn(self._module)
         self._child.link.send(load)
         self._load_deadline = time.monotonic() + self._load_timeout
 
