@@ -11,10 +11,12 @@ from saguaro_core.bench_stretch import NOISE, Stretching
 from saguaro_core.config import (
     MODES,
     EngineConfig,
+    DeepeningPolicy,
     FallbackPolicy,
     Mode,
     Placement,
     SamplingParams,
+    ServicePolicy,
     SpeculationConfig,
     VerificationRule,
 )
@@ -73,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--budget", type=int, default=speculation.budget, help="outcomes that SSD prepares per round (%(default)s)")
     add("--fan-out", default=speculation.fan_out, help="geometric, uniform, or K + 1 counts, as 4,3,2,3 (%(default)s)")
     add("--fallback", default=speculation.fallback, help=_choices(FallbackPolicy))
+    add("--service", default=speculation.service, help=f"how much SSD serves: {_choices(ServicePolicy)}")
+    add("--deepening", default=speculation.deepening, help=f"branches that grow: {_choices(DeepeningPolicy)}")
     add("--rule", default=speculation.rule, help=_choices(VerificationRule))
     add(
         "--pair", default="default", help=f"{_choices(PairName)}; stretch is a fixture as costly as 1.5 billion weights"
@@ -166,7 +170,13 @@ def _speculation(options: argparse.Namespace) -> SpeculationConfig:
     if options.fan_out.replace(",", "").replace(" ", "").isdecimal():
         shape = {"fan_out": "list", "fan_out_list": tuple(_counts(options.fan_out))}
     return SpeculationConfig(
-        lookahead=options.lookahead, rule=options.rule, budget=options.budget, fallback=options.fallback, **shape
+        lookahead=options.lookahead,
+        rule=options.rule,
+        budget=options.budget,
+        fallback=options.fallback,
+        service=options.service,
+        deepening=options.deepening,
+        **shape,
     )
 
 

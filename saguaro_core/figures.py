@@ -6,9 +6,10 @@ and SSD are measured alike. Only the target's rounds and both lanes' spans are r
 
 from bisect import bisect_right, insort
 from collections import Counter
+from typing import Any
 
 from saguaro_core.config import Mode
-from saguaro_core.events import Event, RoundEvent, SpanEvent, TokenEvent
+from saguaro_core.events import DraftEstimates, Event, PhaseEvent, RoundEvent, SpanEvent, TokenEvent
 from saguaro_core.run_figures import RunFigures
 
 __all__ = ["FiguresAccumulator", "RunFigures"]
@@ -31,6 +32,8 @@ class FiguresAccumulator:
         self._builds = _WorkPerRound()
         self._fallbacks = _WorkPerRound()
         self._overlap = _Overlap()
+        self._num_reused: int | None = None
+        self._estimates: DraftEstimates | None = None
 
     def add(self, event: Event) -> None:
         """Count one event, in constant time (amortised)."""
@@ -39,6 +42,9 @@ class FiguresAccumulator:
                 self._tokens.add(event.time)
             case RoundEvent():
                 self._rounds.add(event)
+                self._estimates = event.estimates or self._estimates
+            case PhaseEvent() if event.num_reused is not None:
+                self._num_reused = event.num_reused
             case SpanEvent():
                 self._add_span(event)
 
@@ -83,7 +89,26 @@ class FiguresAccumulator:
             mean_acceptance_length_miss=_ratio(rounds.lengths["miss"], rounds.outcomes["miss"]),
             num_rounds=rounds.count,
             mean_round_ms=rounds.mean_round_ms(),
+            num_reused_prompt_tokens=self._num_reused,
+            num_rounds_full=rounds.served["full"],
+            num_rounds_short=rounds.served["short"],
+            num_rounds_plain=rounds.served["plain"],
+            **self._estimate_figures(),
         )
+
+    def _estimate_figures(self) -> dict[str, Any]:
+        """What the draft estimated, as it said last."""
+        known = self._estimates
+        if known is None:
+            return {}
+        return {
+            "num_reused_draft_tokens": known.num_reused,
+            "fitted_acceptance_hit": known.acceptance_hit,
+            "fitted_acceptance_miss": known.acceptance_miss,
+            "fitted_power_law_r_hit": known.power_law_r_hit,
+            "fitted_power_law_r_miss": known.power_law_r_miss,
+            "critical_batch_size": known.critical_batch_size,
+        }
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -124,6 +149,7 @@ class _RoundTotals:
         self.histogram: list[int] = []
         self.outcomes: Counter[str] = Counter()
         self.lengths: Counter[str] = Counter()
+        self.served: Counter[str] = Counter()
         self._first_commit = self._last_commit = 0.0
 
     def mean_round_ms(self) -> float | None:
@@ -142,6 +168,8 @@ class _RoundTotals:
         if event.cache is not None:
             self.outcomes[event.cache] += 1
             self.lengths[event.cache] += accepted + 1
+        if event.served is not None:
+            self.served[event.served] += 1
 
     def _add_speculation(self, drafted: int, accepted: int) -> None:
         self.num_spec_steps += 1

@@ -20,6 +20,11 @@ class RunFigures:
     mean_build_ms and mean_fallback_ms are the draft's time per round that had such work. build_overlap is the share
     of the draft's build time that lies inside the target's verifications. mean_round_ms is the time from one commit
     to the next: verification, wait and the bookkeeping that neither of them holds.
+
+    num_reused_prompt_tokens and num_reused_draft_tokens are prompt tokens that target and draft found in their caches.
+    num_rounds_full, _short and _plain count SSD's rounds by how much of a speculation was served. fitted_acceptance_*
+    and fitted_power_law_r_* are a and r of Theorem 12 as the draft fitted them, for speculations from the cache and
+    after a miss; critical_batch_size is b* of Theorem 17 by the run's own times, None if the fast backup never wins.
     """
 
     num_tokens: int = 0
@@ -47,3 +52,13 @@ class RunFigures:
     mean_acceptance_length_miss: float | None = None
     num_rounds: int = 0
     mean_round_ms: float | None = None
+    num_reused_prompt_tokens: int | None = None
+    num_reused_draft_tokens: int | None = None
+    num_rounds_full: int = 0
+    num_rounds_short: int = 0
+    num_rounds_plain: int = 0
+    fitted_acceptance_hit: float | None = None
+    fitted_acceptance_miss: float | None = None
+    fitted_power_law_r_hit: float | None = None
+    fitted_power_law_r_miss: float | None = None
+    critical_batch_size: int | None = None

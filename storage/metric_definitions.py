@@ -26,6 +26,16 @@ METRIC_DEFINITIONS: dict[str, str] = {
     "mean_acceptance_length_miss": "mean_acceptance_length over the rounds after a cache miss",
     "num_rounds": "forward passes of the target over 1 + drafted tokens",
     "mean_round_ms": "mean milliseconds from one round's commit to the next one's",
+    "num_reused_prompt_tokens": "prompt tokens that the target found in its cache from the run before",
+    "num_reused_draft_tokens": "prompt tokens that the draft found in its cache from the run before",
+    "num_rounds_full": "rounds of SSD whose speculation held all the tokens that it might",
+    "num_rounds_short": "rounds of SSD whose speculation held fewer, because more were not worth their time",
+    "num_rounds_plain": "rounds of SSD without a speculation: a plain step of the target",
+    "fitted_acceptance_hit": "acceptance per token of speculations from the cache, as the fan-out is planned by",
+    "fitted_acceptance_miss": "acceptance per token of speculations after a miss, as the fan-out is planned by",
+    "fitted_power_law_r_hit": "exponent r of the miss rate F^-r at one position, after a cache hit",
+    "fitted_power_law_r_miss": "exponent r of the miss rate F^-r at one position, after a cache miss",
+    "critical_batch_size": "smallest batch at which the fast fallback is faster, by the run's own times",
 }
 
 UNDEFINED = "A figure that is not defined for a run is null (an empty CSV cell), never 0."
