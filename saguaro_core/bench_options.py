@@ -10,8 +10,8 @@ from saguaro_core.bench_measure import BenchPlan
 from saguaro_core.bench_stretch import NOISE, Stretching
 from saguaro_core.config import (
     MODES,
-    EngineConfig,
     DeepeningPolicy,
+    EngineConfig,
     FallbackPolicy,
     Mode,
     Placement,
