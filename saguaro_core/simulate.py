@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from saguaro_core.config import MODES, FanOutPolicy, Mode
-from saguaro_core.simulate_bench import RATIOS, Comparison, compare, read_benchmark, scenarios
+from saguaro_core.simulate_bench import RATIOS, Comparison, compare, scenarios
 from saguaro_core.simulate_closed import fit_power_law, speed_model, stationary_hit_rate
 from saguaro_core.simulate_events import SimEvent
+from saguaro_core.simulate_file import read_benchmark
 from saguaro_core.simulate_model import BackupKind, Chances, Cost, EarlyPolicy, Plan, Scenario, Times
 from saguaro_core.simulate_paper import HIT_RATE, PAPER, REPRODUCTION, Measured, batch_rows, paper_rows
 from saguaro_core.simulate_run import SimResult, simulate
@@ -178,7 +179,7 @@ def _from_file(options: argparse.Namespace) -> str:
     header = ["", "measured", "simulated", "difference", "Theorem 7", "difference"]
     text = table(header, rows)
     if options.acceptance:
-        found = scenarios(benchmark.pooled, benchmark.speculation)
+        found = scenarios(benchmark.pooled, benchmark)
         text += "\n" + _projection(found, _shares(options.acceptance), options.seed)
     return text
 

@@ -6,41 +6,22 @@ two devices' work falls in time, from verify and draft times alone: neither the 
 in.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-import msgspec
-
 from saguaro_core.config import Mode, SpeculationConfig
-from saguaro_core.errors import InvalidRequest
 from saguaro_core.run_figures import RunFigures
 from saguaro_core.simulate_closed import speed_model
+from saguaro_core.simulate_file import Benchmark, Pair
 from saguaro_core.simulate_model import Chances, Cost, Plan, Scenario, Times
 from saguaro_core.simulate_run import SimResult, simulate
 from saguaro_core.theory import acceptance_for
 
 ROUNDS_PER_PAIR = 1000
 RATIOS: tuple[tuple[Mode, Mode], ...] = (("sd", "ar"), ("ssd", "ar"), ("ssd", "sd"))
-Pair = Mapping[Mode, RunFigures]
-
-
-@dataclass(frozen=True, slots=True)
-class Benchmark:
-    """What a benchmark's file says: figures by (prompt, repeat) and mode, and how speculation was set."""
-
-    pairs: Mapping[tuple[int, int], Pair]
-    speculation: SpeculationConfig
-
-    @property
-    def pooled(self) -> Pair:
-        """One set of figures per mode: counts summed, all else averaged over the runs."""
-        modes = dict.fromkeys(mode for pair in self.pairs.values() for mode in pair)
-        return {mode: _pool([pair[mode] for pair in self.pairs.values() if mode in pair]) for mode in modes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +34,18 @@ class Comparison:
     predicted: float | None = None
 
 
-def read_benchmark(path: Path) -> Benchmark:
-    """Read what `python -m saguaro_core.bench --json FILE` wrote. Raises ValueError that says what is wrong."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        pairs: dict[tuple[int, int], dict[Mode, RunFigures]] = {}
-        for run in data["runs"]:
-            figures = msgspec.convert(run["figures"], RunFigures)
-            pairs.setdefault((run["prompt"], run["repeat"]), {})[run["mode"]] = figures
-        speculation = SpeculationConfig.from_mapping(_known(data["settings"]["speculation"]))
-    except (OSError, ValueError, KeyError, TypeError, InvalidRequest) as error:
-        raise ValueError(
-            f"file {str(path)!r} cannot be used ({error}): write one with python -m saguaro_core.bench --json FILE."
-        ) from error
-    if not pairs:
-        raise ValueError(f"file {str(path)!r} holds no runs: write one with python -m saguaro_core.bench --json FILE.")
-    return Benchmark(pairs, speculation)
-
-
-def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A file of a later version may hold settings that do not matter here."""
-    names = {f.name for f in fields(SpeculationConfig)}
-    return {name: value for name, value in settings.items() if name in names}
-
-
-def scenarios(pair: Pair, speculation: SpeculationConfig) -> dict[Mode, Scenario]:
+def scenarios(pair: Pair, benchmark: Benchmark) -> dict[Mode, Scenario]:
     """A pair's runs as scenarios. A mode whose run never verified, or never drafted, is left out."""
     found: dict[Mode, Scenario] = {}
     for mode, figures in pair.items():
         is_usable = mode == "ar" or (figures.num_spec_steps > 0 and figures.mean_acceptance_length is not None)
         if figures.mean_verify_ms and is_usable and figures.num_tokens > 1:
-            found[mode] = _scenario(mode, pair, speculation)
+            found[mode] = _scenario(mode, pair, benchmark)
     return found
 
 
-def _scenario(mode: Mode, pair: Pair, speculation: SpeculationConfig) -> Scenario:
-    figures = pair[mode]
+def _scenario(mode: Mode, pair: Pair, benchmark: Benchmark) -> Scenario:
+    figures, speculation = pair[mode], benchmark.speculation
     per_round = figures.mean_acceptance_length or 1.0
     plan = Plan(
         lookahead=speculation.lookahead,
@@ -96,54 +53,63 @@ def _scenario(mode: Mode, pair: Pair, speculation: SpeculationConfig) -> Scenari
         fan_out=speculation.fan_out,
         fan_out_list=speculation.fan_out_list,
         backup="fast" if speculation.fallback == "fast" else "neural",
+        backup_lookahead=_backup_length(figures, speculation),
+        early="full" if speculation.service == "full" else "ready",
         num_tokens=max(figures.num_tokens, math.ceil(3 * per_round)),
         num_answers=math.ceil(ROUNDS_PER_PAIR * per_round / figures.num_tokens),
     )
-    return Scenario(mode=mode, times=_times(mode, pair, speculation), chances=_chances(figures, speculation), plan=plan)
+    chances = _chances(figures, speculation.lookahead, plan.backup_tokens)
+    return Scenario(mode=mode, times=_times(mode, pair, plan), chances=chances, plan=plan)
 
 
-def _chances(figures: RunFigures, speculation: SpeculationConfig) -> Chances:
+def _backup_length(figures: RunFigures, speculation: SpeculationConfig) -> int:
+    """The run does not tell speculations after hits and misses apart: the mean length of all, rounded up."""
+    mean = figures.num_draft_tokens / max(1, figures.num_spec_steps)
+    return min(speculation.lookahead, max(1, math.ceil(mean)))
+
+
+def _chances(figures: RunFigures, lookahead: int, backup_tokens: int) -> Chances:
     """The acceptances that give the run's own tokens per round; a state that never occurred takes the run's mean."""
     mean = figures.mean_acceptance_length or 1.0
 
-    def acceptance(tokens: float | None) -> tuple[float, ...]:
-        return (acceptance_for(max(1.0, mean if tokens is None else tokens), speculation.lookahead),)
+    def acceptance(tokens: float | None, drafted: int) -> tuple[float, ...]:
+        return (acceptance_for(max(1.0, mean if tokens is None else tokens), drafted),)
 
     return Chances(
-        after_hit=acceptance(figures.mean_acceptance_length_hit),
-        after_miss=acceptance(figures.mean_acceptance_length_miss),
-        sd=acceptance(None),
+        after_hit=acceptance(figures.mean_acceptance_length_hit, lookahead),
+        after_miss=acceptance(figures.mean_acceptance_length_miss, backup_tokens),
+        sd=acceptance(None, backup_tokens),
         hit_rate=figures.cache_hit_rate or 0.0,
     )
 
 
-def _times(mode: Mode, pair: Pair, speculation: SpeculationConfig) -> Times:
+def _times(mode: Mode, pair: Pair, plan: Plan) -> Times:
+    """A run's mean verification stands for each of its rounds: it holds the mix of rows that the run had."""
     figures = pair[mode]
-    verify = figures.mean_verify_ms or 0.0
-    single = pair["ar"].mean_verify_ms if "ar" in pair else None
+    verify, overhead = Cost(((1, figures.mean_verify_ms or 0.0),)), _overhead_ms(figures)
     if mode == "ar":
-        return Times(verify=Cost(((1, verify),)), draft=Cost(((1, 0.0),)), overhead=_overhead_ms(figures))
-    rows = 1 + speculation.lookahead
+        return Times(verify=verify, draft=Cost(((1, 0.0),)), overhead=overhead)
+    is_fast = mode == "ssd" and plan.backup == "fast"
     return Times(
-        verify=Cost(((1, min(single, verify)), (rows, verify)) if single is not None else ((1, verify),)),
-        draft=_draft_cost(mode, pair, speculation),
-        serve=(figures.mean_fallback_ms or 0.0) if mode == "ssd" and speculation.fallback == "fast" else 0.0,
-        overhead=_overhead_ms(figures),
+        verify=verify,
+        draft=_draft_cost(mode, pair, plan),
+        serve=(figures.mean_fallback_ms or 0.0) if is_fast else 0.0,
+        overhead=overhead,
         link=_link_ms(pair),
     )
 
 
-def _draft_cost(mode: Mode, pair: Pair, speculation: SpeculationConfig) -> Cost:
+def _draft_cost(mode: Mode, pair: Pair, plan: Plan) -> Cost:
     """A row costs a step of SD or of the fallback; the budget's rows cost an equal part of what remains of a build."""
     figures = pair[mode]
     step = figures.mean_step_ms
-    if mode == "ssd" and figures.mean_fallback_ms is not None and speculation.fallback != "fast":
-        step = figures.mean_fallback_ms * figures.num_spec_steps / figures.num_draft_tokens
+    if mode == "ssd" and figures.mean_fallback_ms is not None and plan.backup == "neural":
+        step = figures.mean_fallback_ms / plan.backup_tokens
     if step is None:
         step = (pair["sd"].mean_step_ms if "sd" in pair else None) or 0.0
-    if mode == "sd" or speculation.budget == 1 or figures.mean_build_ms is None:
+    if mode == "sd" or plan.budget == 1 or figures.mean_build_ms is None:
         return Cost(((1, step),))
-    return Cost(((1, step), (speculation.budget, max(0.0, figures.mean_build_ms - step) / speculation.lookahead)))
+    return Cost(((1, step), (plan.budget, max(0.0, figures.mean_build_ms - step) / plan.lookahead)))
 
 
 def _overhead_ms(figures: RunFigures) -> float:
@@ -167,7 +133,7 @@ def compare(benchmark: Benchmark, *, seed: int = 0) -> list[Comparison]:
     """Speeds and ratios as medians over prompts, then what explains them as means over runs."""
     keys, simulated, predicted = list(benchmark.pairs), [], []
     for index, key in enumerate(keys):
-        found = scenarios(benchmark.pairs[key], benchmark.speculation)
+        found = scenarios(benchmark.pairs[key], benchmark)
         simulated.append({mode: simulate(s, seed=seed + index) for mode, s in found.items()})
         predicted.append({mode: speed_model(s) for mode, s in found.items()})
     measured = [
@@ -246,29 +212,3 @@ def _median_over_prompts(values: Iterable[tuple[tuple[int, int], float | None]])
         if value is not None:
             by_prompt.setdefault(prompt, []).append(value)
     return median(median(repeats) for repeats in by_prompt.values()) if by_prompt else None
-
-
-def _pool(runs: Sequence[RunFigures]) -> RunFigures:
-    pooled = {}
-    for f in fields(RunFigures):
-        values = [value for run in runs if (value := getattr(run, f.name)) is not None]
-        if f.name.startswith("num_") and f.name != "num_devices":
-            pooled[f.name] = sum(values)
-        elif f.name != "acceptance_histogram" and values:
-            pooled[f.name] = fmean(values)
-    figures = replace(RunFigures(), **pooled)
-    steps, cached = figures.num_spec_steps, figures.num_cache_hits + figures.num_cache_misses
-    return replace(
-        figures,
-        num_devices=round(figures.num_devices),
-        mean_acceptance_length=1 + figures.num_accepted_draft_tokens / steps if steps else None,
-        cache_hit_rate=figures.num_cache_hits / cached if cached else None,
-        mean_acceptance_length_hit=_weighted(runs, "mean_acceptance_length_hit", "num_cache_hits"),
-        mean_acceptance_length_miss=_weighted(runs, "mean_acceptance_length_miss", "num_cache_misses"),
-    )
-
-
-def _weighted(runs: Sequence[RunFigures], name: str, weight: str) -> float | None:
-    known = [(value, getattr(run, weight)) for run in runs if (value := getattr(run, name)) is not None]
-    total = sum(count for _, count in known)
-    return sum(value * count for value, count in known) / total if total else None

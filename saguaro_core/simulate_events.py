@@ -120,6 +120,8 @@ class Draft:
     def _is_hit(self, verdict: Verdict) -> bool:
         if self.scenario.mode != "ssd" or verdict.accepted is None:
             return False
+        if not self._depth and self.scenario.plan.early != "wait":
+            return False
         state = self._drafted[verdict.sequence].state or "miss"
         shape = self._shape(verdict.drafted, state)
         return self.random.random() < self.scenario.chances.hit_chance(verdict.accepted, shape, state)
@@ -128,18 +130,28 @@ class Draft:
         self._waiting = self._hits = None
         if self._is_building:
             self._end_build()
-        plan, ready = self.scenario.plan, self._depth or 0
-        answer = [
-            Drafted(v.sequence, min(ready if hits[v.sequence] else plan.backup_tokens, v.limit), _state(v, hits))
-            for v in verdicts
-        ]
-        missed = [d for d in answer if not hits[d.sequence]]
-        num_passes = max((d.length for d in missed), default=0) if self._drafts_just_in_time else 0
+        answer = [self._drafted_for(verdict, hits[verdict.sequence]) for verdict in verdicts]
+        num_passes, num_rows = self._late_forwards(answer, hits)
         if num_passes:
-            self.note("draft", f"fallback of {num_passes} forwards begins")
-        delay = self.scenario.times.serve + num_passes * self.scenario.times.draft.ms(max(1, len(missed)))
+            self.note("draft", f"{num_passes} forwards just in time")
+        delay = self.scenario.times.serve + num_passes * self.scenario.times.draft.ms(max(1, num_rows))
         self._is_in_pass = True
         self.clock.after(delay, lambda: self._answer(answer))
+
+    def _drafted_for(self, verdict: Verdict, is_hit: bool) -> Drafted:
+        plan = self.scenario.plan
+        length = plan.lookahead if plan.early == "full" else self._depth or 0
+        state: CacheState = "hit" if is_hit else "miss"
+        # The first round could not hit, so it counts as neither.
+        known = None if verdict.accepted is None else state
+        return Drafted(verdict.sequence, min(length if is_hit else plan.backup_tokens, verdict.limit), known)
+
+    def _late_forwards(self, answer: list[Drafted], hits: dict[int, bool]) -> tuple[int, int]:
+        """Forwards that the answer still needs, all sequences in step, and the rows of each."""
+        ready = {d.sequence: (self._depth or 0) if hits[d.sequence] else 0 for d in answer}
+        lengths = [d.length - ready[d.sequence] for d in answer if hits[d.sequence] or self._drafts_just_in_time]
+        late = [length for length in lengths if length > 0]
+        return max(late, default=0), len(late)
 
     @property
     def _drafts_just_in_time(self) -> bool:
@@ -189,13 +201,6 @@ class Draft:
         self._is_building = False
         self.build_ms.append(self.clock.now - self._build_started)
         self.note("draft", f"build ends, {self._depth or 0} tokens deep")
-
-
-def _state(verdict: Verdict, hits: dict[int, bool]) -> CacheState | None:
-    """None for the first round: it could not hit, so it counts as neither."""
-    if verdict.accepted is None:
-        return None
-    return "hit" if hits[verdict.sequence] else "miss"
 
 
 def accepted_of(drafted: Drafted, scenario: Scenario, random: Generator) -> int:

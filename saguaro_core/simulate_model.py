@@ -10,7 +10,7 @@ from saguaro_core.fan_out import CacheState, geometric_fan_out, uniform_fan_out
 from saguaro_core.theory import require_at_least, require_share, tokens_per_round
 
 BackupKind = Literal["neural", "fast"]
-EarlyPolicy = Literal["serve", "wait"]
+EarlyPolicy = Literal["ready", "full", "wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,8 @@ def at_position(acceptance: Sequence[float], position: int) -> float:
 class Plan:
     """A request and its machines. `backup_lookahead` is how many tokens the backup drafts (None: K); the neural
     backup needs a forward for each, the fast one none. `early` is what a verdict that comes before the cache is
-    complete gets: what is ready, or a wait. `num_tokens` are decoded per sequence, `num_answers` times over.
+    complete gets: what is `ready` of its branch, that branch drafted on until it is `full`, or a `wait` for the whole
+    cache. `num_tokens` are decoded per sequence, `num_answers` times over.
     """
 
     lookahead: int = 3
@@ -141,7 +142,7 @@ class Plan:
     fan_out_list: tuple[int, ...] = ()
     backup: BackupKind = "neural"
     backup_lookahead: int | None = None
-    early: EarlyPolicy = "serve"
+    early: EarlyPolicy = "ready"
     batch_size: int = 1
     num_tokens: int = 128
     num_answers: int = 20

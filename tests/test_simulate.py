@@ -128,15 +128,22 @@ def test_a_late_cache_is_waited_for() -> None:
 
 def test_or_what_is_ready_of_it_is_served() -> None:
     """The verdict at 40 ms waits for the forward that ends at 45 ms; two tokens are ready then."""
-    result = simulate(scenario(draft=15.0, early="serve", num_tokens=3001, num_answers=1))
+    result = simulate(scenario(draft=15.0, early="ready", num_tokens=3001, num_answers=1))
     assert result.mean_round_ms == pytest.approx(45.0, rel=1e-3)
     assert result.tokens_per_round == pytest.approx(3.0, rel=1e-3)
 
 
-def test_a_verdict_during_the_trunks_forward_gets_a_hit_without_tokens() -> None:
-    result = simulate(scenario(draft=100.0, num_tokens=1001, num_answers=1))
-    assert result.hit_rate == 1.0
-    assert result.tokens_per_round == pytest.approx(1.0, rel=1e-2)
+def test_or_its_branch_alone_is_drafted_on() -> None:
+    """One more forward of 15 ms for the third token."""
+    result = simulate(scenario(draft=15.0, early="full", num_tokens=40))
+    assert result.mean_round_ms == pytest.approx(60.0)
+    assert result.tokens_per_round == pytest.approx(4.0)
+
+
+def test_a_verdict_before_any_branch_has_a_token_is_a_miss() -> None:
+    result = simulate(scenario(draft=100.0, num_tokens=40))
+    assert result.hit_rate == 0.0
+    assert result.mean_round_ms == pytest.approx(100.0 + 3 * 100.0)
 
 
 def test_a_fast_backup_takes_no_time_and_may_be_a_plain_step() -> None:
@@ -284,7 +291,7 @@ PLANS = st.builds(
     fan_out=st.sampled_from(["geometric", "uniform"]),
     backup=st.sampled_from(["neural", "fast"]),
     backup_lookahead=st.none() | st.integers(0, 5),
-    early=st.sampled_from(["serve", "wait"]),
+    early=st.sampled_from(["ready", "full", "wait"]),
     batch_size=st.integers(1, 3),
     num_tokens=st.integers(8, 20),
     num_answers=st.integers(1, 2),
