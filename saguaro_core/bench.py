@@ -22,6 +22,7 @@ from saguaro_core.bench_table import format_report
 from saguaro_core.bench_terminal import exit_status, say
 from saguaro_core.peers.compare import compare_peers
 from saguaro_core.peers.report import format_peers, peers_to_json
+from saguaro_core.peers.rows import own_speeds
 from saguaro_core.status import EngineInfo
 
 
@@ -68,7 +69,8 @@ def _measure_and_print(command: Command, make_engine: EngineFactory) -> None:
     details = _details(command, info, memory)
     sys.stdout.write("\n".join([format_report(report), *_about_pair(command), *format_memory(memory)]) + "\n")
     if command.peers is not None:
-        comparison = compare_peers(measurements, command.plan, command.config, info, command.peers, say)
+        held = None if memory is None else memory.peak_rss_bytes
+        comparison = compare_peers(own_speeds(measurements, held), plan, command.config, info, command.peers, say)
         sys.stdout.write("\n" + format_peers(comparison))
         details["peers"] = peers_to_json(comparison)
     _write(command, report.to_json(details))

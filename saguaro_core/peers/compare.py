@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from saguaro_core.bench_measure import BenchPlan, Measurement
+from saguaro_core.bench_measure import BenchPlan
 from saguaro_core.config import EngineConfig
 from saguaro_core.errors import ModelError
 from saguaro_core.peers.gguf_file import fetch_gguf
@@ -16,7 +16,7 @@ from saguaro_core.peers.judge import Question, ask_judge
 from saguaro_core.peers.kinds import PEERS, Launcher, PeerKind, PeerOptions
 from saguaro_core.peers.launch import PeerFailed, run_job
 from saguaro_core.peers.protocol import Job, Variant, VariantResult, pooled_tokens_per_second
-from saguaro_core.peers.rows import OwnSpeeds, PeerDifference, PeerRow, own_speeds, with_figures
+from saguaro_core.peers.rows import OwnSpeeds, PeerDifference, PeerRow, with_figures
 from saguaro_core.status import EngineInfo
 
 NUM_TRIAL_PROMPTS = 2
@@ -41,18 +41,20 @@ class PeerComparison:
 
 
 def compare_peers(
-    measurements: Sequence[Measurement],
+    own: OwnSpeeds,
     plan: BenchPlan,
     config: EngineConfig,
     info: EngineInfo,
     options: PeerOptions,
     say: Say,
+    *,
+    peers: Sequence[PeerKind] = PEERS,
 ) -> PeerComparison:
-    """Run all peers after the engine has ended; a peer that fails says so in its row. Raises ModelError."""
+    """Run the peers once the engine has ended; one that fails says so in its row. Raises ModelError."""
     # Here and not above: the benchmark itself needs no tokenizer.
     from saguaro_core.peers.prepare import prepare
 
-    own, core_sets = own_speeds(measurements), _core_sets(info)
+    core_sets = _core_sets(info)
     if not core_sets:
         note = f"peers are measured on CPU cores; the target runs on {info.target.device}."
         return PeerComparison(own=own, rows=(), core_sets=(), notes=(note,))
@@ -69,7 +71,7 @@ def compare_peers(
         draft=config.draft,
     )
     comparer = _Comparer(own, job, options, plan.speculation.lookahead, say)
-    rows = [row for kind in PEERS for row in comparer.rows_of(kind, core_sets)]
+    rows = [row for kind in peers for row in comparer.rows_of(kind, core_sets)]
     judged = _judged(rows, job, own, core_sets[-1], options.timeout)
     return PeerComparison(own=own, rows=tuple(judged), core_sets=core_sets, notes=(NO_LLAMA_DRAFT,))
 

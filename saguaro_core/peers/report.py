@@ -49,6 +49,10 @@ def _number(value: float | None, digits: int) -> str:
     return UNDEFINED if value is None else f"{value:.{digits}f}"
 
 
+def _megabytes(value: int | None) -> str:
+    return UNDEFINED if value is None else f"{value / 1e6:.0f}"
+
+
 def _own_line(own: OwnSpeeds, column: str, core_sets: Sequence[tuple[int, ...]]) -> str:
     """One of the engine's columns. AR keeps to the target's cores; the draft has the rest."""
     num_target, num_all = len(core_sets[0]), len(core_sets[-1])
@@ -56,20 +60,21 @@ def _own_line(own: OwnSpeeds, column: str, core_sets: Sequence[tuple[int, ...]])
     threads = {"ar": str(num_target), AR_ALL_CORES: str(num_all)}.get(column, together)
     speeds = own.speeds[column]
     ratios = (_number(ratios_to(own, speeds).get(base), 2) for base in _BASES)
-    cells = [threads, _number(median_of(speeds.values()), 1), *ratios, _number(own.first_tokens[column], 2), "", ""]
+    first_token = _number(own.first_tokens[column], 2)
+    memory = _megabytes(own.peak_memory_bytes) if column != AR_ALL_CORES else ""
+    cells = [threads, _number(median_of(speeds.values()), 1), *ratios, first_token, "", memory]
     return _line(f"this engine, {_OWN_TITLES.get(column, column.upper())}", cells)
 
 
 def _cells(row: PeerRow, num_prompts: int) -> list[str]:
     differing = len(row.differences or ())
-    memory = UNDEFINED if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 1e6:.0f}"
     return [
         str(row.num_threads),
         _number(row.decode_tokens_per_second, 1),
         *(_number(row.ratios.get(base), 2) for base in _BASES),
         _number(row.time_to_first_token, 2),
         "yes" if not differing else f"{num_prompts - differing} of {num_prompts}",
-        memory,
+        _megabytes(row.peak_memory_bytes),
     ]
 
 

@@ -23,11 +23,15 @@ class PeerDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSpeeds:
-    """What the engine did on the same prompts: AR's answers, and each column's tokens per second for every prompt."""
+    """What the engine did on the same prompts: AR's answers, and each column's tokens per second for every prompt.
+
+    `peak_memory_bytes` is what engine and draft process held at most, together.
+    """
 
     token_ids: Mapping[int, tuple[int, ...]]
     speeds: Mapping[str, Mapping[int, float]]
     first_tokens: Mapping[str, float | None]
+    peak_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ class PeerRow:
     error: str | None = None
 
 
-def own_speeds(measurements: Sequence[Measurement]) -> OwnSpeeds:
+def own_speeds(measurements: Sequence[Measurement], peak_memory_bytes: int | None = None) -> OwnSpeeds:
     """The engine's side of the comparison; repeats of a prompt are reduced to their median."""
     columns = tuple(dict.fromkeys(m.column for m in measurements))
     runs = {column: [m for m in measurements if m.column == column] for column in columns}
@@ -64,6 +68,7 @@ def own_speeds(measurements: Sequence[Measurement]) -> OwnSpeeds:
         first_tokens={
             column: median_of(m.figures.time_to_first_token for m in found) for column, found in runs.items()
         },
+        peak_memory_bytes=peak_memory_bytes,
     )
 
 
