@@ -36,9 +36,7 @@ StatusListener = Callable[[EngineStatus], None]
 class Engine:
     """Client of the engine process; thread-safe. Use it as a context manager, or call start and close."""
 
-    def __init__(
-        self, config: EngineConfig, *, on_status: StatusListener | None = None, module: str = MODULE
-    ) -> None:
+    def __init__(self, config: EngineConfig, *, on_status: StatusListener | None = None, module: str = MODULE) -> None:
         self.config, self._module = config, module
         self._on_status = on_status
         self._status = EngineStatus(state="starting", message="Starting")
