@@ -292,12 +292,13 @@ def main() -> int:
     link = connect_to_parent()
     try:
         configure = link.receive(60.0)
-        return _load_and_serve(EngineServer(link, configure.config)) if isinstance(configure, Configure) else 1
+        return load_and_serve(EngineServer(link, configure.config)) if isinstance(configure, Configure) else 1
     finally:
         link.close()
 
 
-def _load_and_serve(server: EngineServer) -> int:
+def load_and_serve(server: EngineServer) -> int:
+    """Load the pair and serve until told to end; the exit status is 1 when nothing could be loaded."""
     try:
         try:
             server.load()
