@@ -2,8 +2,8 @@
 
 Every pair of runs (one prompt, one repeat, all modes) becomes scenarios with that pair's own times, acceptance and hit
 rate; ratios are then reduced as the benchmark reduces them, to the median over prompts. What is simulated is how the
-two devices' work falls in time, from verify and draft times alone: neither the measured waits of SSD nor its speed go
-in.
+two devices' work falls in time: how long SSD waited and how fast it was do not go in (its waits only to be taken off
+its rounds, which leaves the target's own work).
 """
 
 import math
@@ -178,7 +178,7 @@ def _explaining(pairs: Sequence[Pair], simulated: Sequence[Mapping[Mode, SimResu
         if both:
             name = mode.upper()
             rows += [
-                _means(f"{name}, tokens per round", both, lambda f: f.mean_acceptance_length, _tokens_per_round),
+                _means(f"{name}, tokens per round", both, _measured_tokens, lambda r: r.tokens_per_round),
                 _means(f"{name}, wait per round, ms", both, lambda f: f.mean_wait_ms, lambda r: r.mean_wait_ms),
             ]
         if both and mode == "ssd":
@@ -189,8 +189,9 @@ def _explaining(pairs: Sequence[Pair], simulated: Sequence[Mapping[Mode, SimResu
     return rows
 
 
-def _tokens_per_round(result: SimResult) -> float:
-    return result.tokens_per_round
+def _measured_tokens(figures: RunFigures) -> float | None:
+    """Plain rounds count here too, as in the simulation."""
+    return figures.num_tokens / figures.num_rounds if figures.num_rounds else figures.mean_acceptance_length
 
 
 def _means(

@@ -46,9 +46,11 @@ def read_benchmark(path: Path) -> Benchmark:
 def _benchmark(data: Mapping[str, Any]) -> Benchmark:
     pairs: dict[tuple[int, int], dict[Mode, RunFigures]] = {}
     for run in data["runs"]:
-        if run["mode"] in MODES:
+        # A column beside the modes is one of them under other conditions, AR with all cores say: not the pair's own.
+        column = run.get("column", run["mode"])
+        if column in MODES:
             figures = msgspec.convert(run["figures"], RunFigures)
-            pairs.setdefault((run["prompt"], run["repeat"]), {})[run["mode"]] = figures
+            pairs.setdefault((run["prompt"], run["repeat"]), {})[column] = figures
     return Benchmark(pairs=pairs, speculation=SpeculationConfig.from_mapping(_known(data["settings"]["speculation"])))
 
 

@@ -15,7 +15,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Cell]], digits: int = 2
 
 def relative(value: float | None, base: float | None) -> str:
     """How far a value lies from its base, as a signed percentage."""
-    return "n/a" if value is None or not base else f"{value / base - 1.0:+.1%}"
+    # Adding 0.0 turns a rounded -0.0 into 0.0.
+    return "n/a" if value is None or not base else f"{round(value / base - 1.0, 3) + 0.0:+.1%}"
 
 
 def percent(value: float | None) -> str:

@@ -12,11 +12,13 @@ from saguaro_core.run_figures import RunFigures
 from saguaro_core.theory import (
     Backup,
     PredictedSpeed,
+    acceptance_for,
     critical_batch_size,
     expected_tokens,
     predict,
     sd_speed,
     ssd_speed,
+    tokens_per_round,
 )
 
 NEURAL = Backup(tokens_per_round=3.0, time=0.3)
@@ -33,6 +35,20 @@ def test_expected_tokens_is_the_geometric_sum(acceptance: float, lookahead: int)
 def test_expected_tokens_at_the_ends() -> None:
     assert expected_tokens(1.0, 7) == 8.0
     assert expected_tokens(0.0, 7) == 1.0
+
+
+@given(st.floats(0.0, 1.0), st.integers(1, 16))
+def test_the_acceptance_is_found_again_from_the_tokens_per_round(acceptance: float, lookahead: int) -> None:
+    tokens = expected_tokens(acceptance, lookahead)
+    assert expected_tokens(acceptance_for(tokens, lookahead), lookahead) == pytest.approx(tokens)
+    assert acceptance_for(lookahead + 2.0, lookahead) == pytest.approx(1.0)
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4), st.integers(0, 8))
+def test_acceptance_by_position_repeats_its_last_entry(acceptance: list[float], lookahead: int) -> None:
+    survives = [math.prod([*acceptance, *[acceptance[-1]] * 8][: k + 1]) for k in range(lookahead)]
+    assert tokens_per_round(acceptance, lookahead) == pytest.approx(1.0 + sum(survives))
+    assert tokens_per_round(acceptance[:1], lookahead) == pytest.approx(expected_tokens(acceptance[0], lookahead))
 
 
 def test_speculative_decoding_pays_for_every_draft() -> None:
@@ -194,3 +210,15 @@ def test_a_run_without_misses_needs_no_backup_figures() -> None:
     figures = replace(SSD, cache_hit_rate=1.0, mean_acceptance_length_miss=None, mean_fallback_ms=None)
     assert predict(figures).ssd_over_ar == pytest.approx(3.0)
     assert predict(figures).sd_over_ar is None
+
+
+def test_work_beside_the_verification_slows_every_round() -> None:
+    """1 ms in AR's rounds, 3 ms in those of SSD; waits are not work."""
+    ar = replace(AR, mean_round_ms=21.0)
+    ssd = replace(SSD, mean_round_ms=30.0, mean_wait_ms=2.0)
+    expected = (0.8 * 3 + 0.2 * 2.5) / (0.8 + 0.2 * (1 + 10 / 28)) / 28 * 21
+    assert predict(ssd, ar=ar).ssd_over_ar == pytest.approx(expected)
+
+
+def test_rounds_shorter_than_their_verification_are_not_believed() -> None:
+    assert predict(replace(SSD, mean_round_ms=1.0), ar=AR) == predict(SSD, ar=AR)
