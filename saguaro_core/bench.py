@@ -12,6 +12,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from saguaro_core.bench_app import measure_app_memory
+from saguaro_core.bench_batch import measure_batches
 from saguaro_core.bench_engine import EngineFactory, all_cores, require_draft, start_engine, start_pair
 from saguaro_core.bench_measure import AR_ALL_CORES, BenchPlan, DecodingEngine, Measurement, measure
 from saguaro_core.bench_memory import MemoryFigures, format_memory, read_memory
@@ -39,6 +40,8 @@ def _work(command: Command, make_engine: EngineFactory) -> None:
     match command.work:
         case "measure":
             _measure_and_print(command, make_engine)
+        case "batches":
+            _show(command, *measure_batches(command.plan, command.batch_sizes, command.config, make_engine))
         case "memory":
             _show(command, *measure_app_memory(command.config))
 

@@ -1,14 +1,15 @@
 """The engine as the benchmark's commands start it: a loaded pair that ends with the command."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Protocol
 
 from saguaro_core.bench_measure import DecodingEngine
 from saguaro_core.bench_terminal import StatusLine
-from saguaro_core.config import EngineConfig, Placement
+from saguaro_core.config import EngineConfig, GenerationRequest, Placement
 from saguaro_core.engine import Engine
 from saguaro_core.errors import ModelError
+from saguaro_core.events import Event
 from saguaro_core.status import EngineInfo, EngineStatus
 
 
@@ -18,6 +19,7 @@ class BenchEngine(DecodingEngine, Protocol):
     def start(self) -> None: ...
     def wait_ready(self, timeout: float | None = None) -> EngineInfo: ...
     def process_id(self) -> int | None: ...
+    def submit_batch(self, requests: Mapping[str, GenerationRequest], on_event: Callable[[Event], None]) -> None: ...
     def close(self) -> None: ...
 
 

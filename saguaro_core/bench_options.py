@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from saguaro_core.batch_request import MAX_BATCH
 from saguaro_core.bench_measure import BenchPlan
 from saguaro_core.bench_stretch import NOISE, Stretching
 from saguaro_core.config import (
@@ -25,7 +26,7 @@ from saguaro_core.peers.kinds import PeerOptions
 from saguaro_core.peers.options import add_peer_options, read_peer_options
 from saguaro_core.prompts import PROMPTS, select_prompts
 
-Work = Literal["measure", "memory"]
+Work = Literal["measure", "memory", "batches"]
 PairName = Literal["default", "stretch"]
 
 QUICK = {"prompts": 4, "max_new_tokens": 64}
@@ -47,6 +48,7 @@ class Command:
     json_file: Path | None
     stretching: Stretching | None = None
     work: Work = "measure"
+    batch_sizes: tuple[int, ...] = ()
     peers: PeerOptions | None = None
 
 
@@ -89,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="about a minute: 4 prompts, 64 tokens each")
     add("--ar-all-cores", action="store_true", help="also AR with the cores of both, in an engine of its own (CPU)")
     add("--memory", action="store_true", help="instead: what app, engine and draft hold while one comparison runs")
+    add("--batch", help="instead: batches of these sizes, such as 1,2,4,8, with both fallbacks, and b*")
     add("--json", type=Path, metavar="FILE", help="write the figures and every run there")
     add_peer_options(parser)
     return parser
@@ -125,7 +128,8 @@ def _command(options: argparse.Namespace) -> Command:
         config=config,
         json_file=options.json,
         stretching=stretching,
-        work="memory" if options.memory else "measure",
+        work=_work(options),
+        batch_sizes=_batch_sizes(options.batch),
         peers=read_peer_options(options, plan),
     )
 
@@ -145,6 +149,24 @@ def _stretching(options: argparse.Namespace) -> Stretching | None:
     if options.target is not None or options.draft is not None:
         raise InvalidRequest(f"pair is {options.pair!r} and brings both models: leave out --target and --draft.")
     return Stretching(noise=options.stretch_noise)
+
+
+def _work(options: argparse.Namespace) -> Work:
+    given: list[Work] = ["memory"] if options.memory else []
+    given += ["batches"] if options.batch is not None else []
+    if len(given) > 1:
+        raise InvalidRequest(f"{' and '.join(given)} are both given: ask for one at a time.")
+    return given[0] if given else "measure"
+
+
+def _batch_sizes(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    sizes = [int(part) for part in parts if part.isdecimal()]
+    if len(sizes) < len(parts) or len(set(sizes)) < len(sizes) or not all(1 <= size <= MAX_BATCH for size in sizes):
+        raise InvalidRequest(f"batch is {text!r}: give sizes from 1 to {MAX_BATCH}, each once, such as 1,2,4,8.")
+    return tuple(sizes)
 
 
 def require_between(name: str, value: int, low: int, high: int) -> None:

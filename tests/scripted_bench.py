@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,10 @@ class ScriptedEngine:
 
     def close(self) -> None:
         self.is_closed = True
+
+    def submit_batch(self, requests: Mapping[str, GenerationRequest], on_event: Callable[[Event], None]) -> None:
+        for run_id, request in requests.items():
+            self.submit(run_id, request, on_event)
 
     def submit(self, run_id: str, request: GenerationRequest, on_event: Callable[[Event], None]) -> None:
         self.requests.append(request)
