@@ -17,6 +17,7 @@ from saguaro_core.bench_engine import EngineFactory, all_cores, require_draft, s
 from saguaro_core.bench_measure import AR_ALL_CORES, BenchPlan, DecodingEngine, Measurement, measure
 from saguaro_core.bench_memory import MemoryFigures, format_memory, read_memory
 from saguaro_core.bench_options import Command, read_command
+from saguaro_core.bench_profile import profile
 from saguaro_core.bench_report import summarise
 from saguaro_core.bench_stretch import stretched_target
 from saguaro_core.bench_table import format_report
@@ -40,6 +41,8 @@ def _work(command: Command, make_engine: EngineFactory) -> None:
     match command.work:
         case "measure":
             _measure_and_print(command, make_engine)
+        case "profile":
+            _show(command, *profile(command.plan, command.config))
         case "batches":
             _show(command, *measure_batches(command.plan, command.batch_sizes, command.config, make_engine))
         case "memory":

@@ -26,7 +26,7 @@ from saguaro_core.peers.kinds import PeerOptions
 from saguaro_core.peers.options import add_peer_options, read_peer_options
 from saguaro_core.prompts import PROMPTS, select_prompts
 
-Work = Literal["measure", "memory", "batches"]
+Work = Literal["measure", "profile", "memory", "batches"]
 PairName = Literal["default", "stretch"]
 
 QUICK = {"prompts": 4, "max_new_tokens": 64}
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=1, help="how often the whole plan is run (%(default)s)")
     add("--quick", action="store_true", help="about a minute: 4 prompts, 64 tokens each")
     add("--ar-all-cores", action="store_true", help="also AR with the cores of both, in an engine of its own (CPU)")
+    add("--profile", action="store_true", help="instead: where the time of an SSD round goes, part by part")
     add("--memory", action="store_true", help="instead: what app, engine and draft hold while one comparison runs")
     add("--batch", help="instead: batches of these sizes, such as 1,2,4,8, with both fallbacks, and b*")
     add("--json", type=Path, metavar="FILE", help="write the figures and every run there")
@@ -152,7 +153,8 @@ def _stretching(options: argparse.Namespace) -> Stretching | None:
 
 
 def _work(options: argparse.Namespace) -> Work:
-    given: list[Work] = ["memory"] if options.memory else []
+    given: list[Work] = ["profile"] if options.profile else []
+    given += ["memory"] if options.memory else []
     given += ["batches"] if options.batch is not None else []
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(given)} are both given: ask for one at a time.")

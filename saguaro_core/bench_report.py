@@ -105,7 +105,7 @@ def summarise(measurements: Sequence[Measurement], prompts: Sequence[BenchPrompt
     pairs = _pairs(measurements)
     differences = tuple(d for pair in pairs for d in _differences(pair))
     return BenchReport(
-        modes={column: _summarise_column([m for m in measurements if m.column == column]) for column in columns},
+        modes={column: summarise_column([m for m in measurements if m.column == column]) for column in columns},
         ratios={name: _summarise_ratio(*sides, pairs) for name, sides in ratios.items()},
         same_tokens=not differences if len(columns) > 1 else None,
         differences=differences,
@@ -122,7 +122,8 @@ def _pairs(measurements: Iterable[Measurement]) -> list[Pair]:
     return list(pairs.values())
 
 
-def _summarise_column(runs: Sequence[Measurement]) -> ModeSummary:
+def summarise_column(runs: Sequence[Measurement]) -> ModeSummary:
+    """One column's figures over all its runs."""
     figures = [m.figures for m in runs]
     num_hits = sum(f.num_cache_hits for f in figures)
     num_steps = sum(f.num_spec_steps for f in figures)
@@ -246,8 +247,7 @@ def _run_details(m: Measurement, prompt: BenchPrompt) -> dict[str, Any]:
         "prompt": m.prompt,
         "kind": prompt.kind,
         "repeat": m.repeat,
-        "mode": m.mode,
-        "column": m.column,
+        "mode": m.column,
         "stop_reason": m.finished.stop_reason,
         "token_ids": m.finished.token_ids,
         "figures": asdict(m.figures),
