@@ -8,19 +8,17 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, get_args
 
-from saguaro_core.config import MODES, FanOutPolicy, Mode
+from saguaro_core.config import MODES, Mode
 from saguaro_core.simulate_bench import RATIOS, Comparison, compare, scenarios
 from saguaro_core.simulate_closed import fit_power_law, speed_model, stationary_hit_rate
 from saguaro_core.simulate_events import SimEvent
 from saguaro_core.simulate_file import read_benchmark
-from saguaro_core.simulate_model import BackupKind, Chances, Cost, EarlyPolicy, Plan, Scenario, Times
+from saguaro_core.simulate_model import Chances, Cost, Plan, Scenario, Times
+from saguaro_core.simulate_options import make_parser, scenarios_of, shares
 from saguaro_core.simulate_paper import HIT_RATE, PAPER, REPRODUCTION, Measured, batch_rows, paper_rows
 from saguaro_core.simulate_run import SimResult, simulate
 from saguaro_core.simulate_table import Cell, percent, relative, table
-from saguaro_core.theory import acceptance_for, require_share
 
 _BASES: tuple[Mode, Mode] = ("ar", "sd")
 
@@ -29,7 +27,7 @@ __all__ = ["Chances", "Cost", "Plan", "Scenario", "SimEvent", "SimResult", "Time
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; argparse exits by itself with status 2."""
-    parser = _parser()
+    parser = make_parser()
     options = parser.parse_args(arguments)
     try:
         text = _answer(options)
@@ -39,100 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    plan = Plan()
-    parser = argparse.ArgumentParser(
-        prog="python -m saguaro_core.simulate",
-        description="Simulate the rounds of AR, SD and SSD, event by event, beside the speed model.",
-        epilog="Times are milliseconds: one number, or ROWS:MS pairs between which straight lines are drawn.",
-    )
-    add = parser.add_argument
-    add("--from", dest="file", type=Path, metavar="FILE", help="times and chances of a benchmark's --json file")
-    add("--paper", action="store_true", help="the setting of arXiv 2603.03251, against its table")
-    add("--acceptance", help="per drafted token, one or several between commas (0.6; with --from: the measured one)")
-    add("--acceptance-hit", type=float, help="after a hit, where it differs")
-    add("--acceptance-miss", type=float, help="after a miss, where it differs")
-    add("--power-law", type=float, default=1.0, help="r: a bonus token lies beyond F candidates with (F + 1)^-r (1)")
-    add("--hit-rate", type=float, help="instead of the power law")
-    add("--verify", default="1:35,4:43", help="time of the target by rows (%(default)s)")
-    add("--draft-step", default="1:5.7,12:11.8", help="time of the draft by rows (%(default)s)")
-    for name, what in (
-        ("serve", "the draft's work per answer besides forwards"),
-        ("plant", "choosing the outcomes to prepare"),
-        ("overhead", "the target's work between a verdict and its next round"),
-        ("link", "one way between the devices"),
-    ):
-        add(f"--{name}", type=float, default=0.0, metavar="MS", help=f"{what} (0)")
-    add("--lookahead", type=int, default=plan.lookahead, help="K (%(default)s)")
-    add("--budget", type=int, default=plan.budget, help="prepared outcomes per sequence (%(default)s)")
-    add("--fan-out", default=plan.fan_out, choices=[p for p in get_args(FanOutPolicy) if p != "list"])
-    add("--backup", default=plan.backup, choices=get_args(BackupKind))
-    add("--backup-lookahead", type=int, help="tokens that the backup drafts (K)")
-    add("--backup-tokens", type=float, help="E_miss of the backup, instead of --acceptance-miss")
-    add("--early", default=plan.early, choices=get_args(EarlyPolicy), help="for a verdict before the cache is complete")
-    add("--batch-size", type=int, default=plan.batch_size, help="sequences decoded together (%(default)s)")
-    add("--tokens", type=int, default=512, help="per sequence (%(default)s)")
-    add("--answers", type=int, default=plan.num_answers, help="how often that is repeated (%(default)s)")
-    add("--target-devices", type=int, default=plan.num_target_devices, help="for speed per device (%(default)s)")
-    add("--draft-devices", type=int, default=plan.num_draft_devices, help="that share the branches (%(default)s)")
-    add("--seed", type=int, default=0, help="of the random numbers (%(default)s)")
-    add("--timeline", type=int, default=0, metavar="N", help="list the first N events of SSD")
-    return parser
-
-
 def _answer(options: argparse.Namespace) -> str:
     if options.paper:
         return _paper(options)
     if options.file is not None:
         return _from_file(options)
     parts = []
-    for acceptance in _shares(options.acceptance or "0.6"):
-        found = _from_options(options, acceptance)
+    for acceptance in shares(options.acceptance or "0.6"):
+        found = scenarios_of(options, acceptance)
         parts.append(f"acceptance {acceptance:g}\n{_modes_table(found, options.seed)}")
     return "\n".join([*parts, *_timeline(found["ssd"], options)])
-
-
-def _shares(text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"acceptance is {text!r}: write numbers between commas, such as 0.6,0.7.") from None
-    for value in values:
-        require_share("acceptance", value)
-    return values
-
-
-def _from_options(options: argparse.Namespace, acceptance: float) -> dict[Mode, Scenario]:
-    after_hit = acceptance if options.acceptance_hit is None else options.acceptance_hit
-    after_miss = acceptance if options.acceptance_miss is None else options.acceptance_miss
-    plan = Plan(
-        lookahead=options.lookahead,
-        budget=options.budget,
-        fan_out=options.fan_out,
-        backup=options.backup,
-        backup_lookahead=options.backup_lookahead,
-        early=options.early,
-        batch_size=options.batch_size,
-        num_tokens=options.tokens,
-        num_answers=options.answers,
-        num_target_devices=options.target_devices,
-        num_draft_devices=options.draft_devices,
-    )
-    if options.backup_tokens is not None:
-        after_miss = acceptance_for(options.backup_tokens, plan.backup_tokens)
-    chances = Chances(
-        after_hit=(after_hit,),
-        after_miss=(after_miss,),
-        sd=(acceptance,),
-        power_law_r=options.power_law,
-        hit_rate=options.hit_rate,
-    )
-    names = ("serve", "plant", "overhead", "link")
-    fixed: dict[str, Any] = {name: getattr(options, name) for name in names}
-    times = Times(verify=Cost.parse(options.verify), draft=Cost.parse(options.draft_step), **fixed)
-    # SD drafts K tokens whatever the backup of SSD does.
-    plans = {mode: replace(plan, backup_lookahead=None) if mode == "sd" else plan for mode in MODES}
-    return {mode: Scenario(mode=mode, times=times, chances=chances, plan=plans[mode]) for mode in MODES}
 
 
 def _modes_table(found: Mapping[Mode, Scenario], seed: int) -> str:
@@ -175,12 +89,12 @@ def _timeline(scenario: Scenario, options: argparse.Namespace) -> list[str]:
 
 def _from_file(options: argparse.Namespace) -> str:
     benchmark = read_benchmark(options.file)
-    rows = [_comparison(row) for row in compare(benchmark, seed=options.seed)]
+    rows = compare(benchmark, seed=options.seed)
     header = ["", "measured", "simulated", "difference", "Theorem 7", "difference"]
-    text = table(header, rows)
+    text = table(header, [_comparison(row) for row in rows]) + _largest_difference(rows)
     if options.acceptance:
         found = scenarios(benchmark.pooled, benchmark)
-        text += "\n" + _projection(found, _shares(options.acceptance), options.seed)
+        text += "\n" + _projection(found, shares(options.acceptance), options.seed)
     return text
 
 
@@ -189,6 +103,15 @@ def _comparison(row: Comparison) -> list[Cell]:
     if row.predicted is None:
         return [*cells, "", ""]
     return [*cells, row.predicted, relative(row.predicted, row.measured)]
+
+
+def _largest_difference(rows: Sequence[Comparison]) -> str:
+    ratios = [(row.measured, row.simulated, row.predicted) for row in rows if " / " in row.name]
+    known = [(abs(s / m - 1), abs(p / m - 1)) for m, s, p in ratios if m and s is not None and p is not None]
+    if not known:
+        return ""
+    simulated, predicted = (max(column) for column in zip(*known, strict=True))
+    return f"ratios: simulated within {simulated:.1%} of the measured ones, Theorem 7's within {predicted:.1%}\n"
 
 
 def _projection(found: Mapping[Mode, Scenario], acceptances: Sequence[float], seed: int) -> str:

@@ -1,6 +1,6 @@
 """The event simulation: hand-computed timelines, the closed forms where they hold, and invariants everywhere.
 
-Statistical comparisons use a fixed seed; their tolerance of 4% is over 5 standard errors (at most 0.7% at 7,000
+Statistical comparisons use a fixed seed; their tolerance of 4% is over 5 standard errors (at most 0.8% at 4,000
 rounds), so a correct simulator fails one for a fraction below 1e-6 of the seeds.
 """
 
@@ -20,7 +20,7 @@ from saguaro_core.simulate_run import simulate
 from saguaro_core.theory import tokens_per_round
 
 TOLERANCE = 0.04
-LONG: dict[str, Any] = {"num_tokens": 16_000, "num_answers": 1}
+LONG: dict[str, Any] = {"num_tokens": 12_000, "num_answers": 1}
 
 
 def constant(ms: float) -> Cost:
@@ -235,7 +235,7 @@ def test_the_comparison_with_the_closed_form_can_fail() -> None:
 
 def test_hits_follow_the_power_law_of_each_state() -> None:
     chances = Chances(after_hit=(0.8, 0.6), after_miss=(0.5,), sd=(0.6,), power_law_r=0.8)
-    case = replace(scenario(num_tokens=40_000, num_answers=1), chances=chances)
+    case = replace(scenario(num_tokens=30_000, num_answers=1), chances=chances)
     result = simulate(case, seed=11)
     assert result.hit_rate == pytest.approx(stationary_hit_rate(case), rel=TOLERANCE)
     assert result.tokens_after_hit == pytest.approx(tokens_per_round((0.8, 0.6), 3), rel=TOLERANCE)
@@ -299,7 +299,7 @@ PLANS = st.builds(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=100)
 @given(st.sampled_from(MODES), TIMES, CHANCES, PLANS, st.integers(0, 2**32))
 def test_whatever_the_inputs_the_books_balance(
     mode: Mode, times: Times, chances: Chances, plan: Plan, seed: int

@@ -124,6 +124,7 @@ def test_the_file_is_printed_with_what_a_better_draft_gives(
     assert status == 0
     lines = [line.split() for line in out.splitlines()]
     assert ["SSD", "/", "AR", "1.60", "1.60", "+0.0%", "1.60", "+0.0%"] in lines
+    assert "ratios: simulated within 0." in out
     assert [line[0] for line in lines if line and line[0] in ("0.6", "0.7")] == ["0.6", "0.7"]
     assert any(line[:3] == ["power", "law", "r"] for line in lines)
 
