@@ -26,9 +26,9 @@ class RowTimes:
         self.count += 1
         from_mean = rows - self.mean_rows
         self.mean_rows += from_mean / self.count
-        self._covariance += from_mean * (seconds - self.mean_seconds)
-        self._spread += from_mean * (rows - self.mean_rows)
         self.mean_seconds += (seconds - self.mean_seconds) / self.count
+        self._spread += from_mean * (rows - self.mean_rows)
+        self._covariance += from_mean * (seconds - self.mean_seconds)
 
     @property
     def per_row(self) -> float:

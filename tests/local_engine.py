@@ -95,7 +95,10 @@ class LocalRun:
 
 @dataclass
 class LocalEngine:
-    """Decodes with a target runner and, for SD and SSD, a draft runner."""
+    """Decodes with a target runner and, for SD and SSD, a draft runner.
+
+    With `is_warm` the caches outlive a run, as they do in the product; else each run starts cold.
+    """
 
     target: Runner
     draft: Runner | None = None
@@ -106,6 +109,9 @@ class LocalEngine:
     context_length: int | None = None
     num_alternatives: int = 2
     epoch: int = 0
+    is_warm: bool = False
+    session: TargetSession | None = None
+    kept: Speculator | None = None
 
     def run(
         self,
@@ -127,6 +133,8 @@ class LocalEngine:
             num_alternatives=self.num_alternatives,
         )
         events: list[Event] = []
+        if self.session is None or not self.is_warm:
+            self.session = TargetSession(self.target)
 
         def emit(new: list[Event]) -> None:
             events.extend(new)
@@ -137,7 +145,7 @@ class LocalEngine:
             run_id=f"run-{self.epoch}",
             request=request,
             prompt=list(prompt),
-            target=TargetSession(self.target),
+            target=self.session,
             verifier=Verifier(sampling, speculation.rule, self.target.vocabulary_size),
             answer=AnswerBuilder(
                 Detokenizer(self.tokenizer), self.eos, sampling.stop, sampling.max_new_tokens, context - len(prompt)
@@ -159,7 +167,9 @@ class LocalEngine:
             return NoDraft()
         assert self.draft is not None
         token_ids = None if self.draft_token_ids is None else torch.tensor(self.draft_token_ids)
-        local = LocalDraft(Speculator(self.draft, token_ids), self.passes)
+        if self.kept is None or not self.is_warm:
+            self.kept = Speculator(self.draft, token_ids)
+        local = LocalDraft(self.kept, self.passes)
         begin = Begin(
             epoch=self.epoch,
             mode=request.mode,
