@@ -49,7 +49,7 @@ def _scenario(mode: Mode, pair: Pair, benchmark: Benchmark) -> Scenario:
     per_round = figures.mean_acceptance_length or 1.0
     plan = Plan(
         lookahead=speculation.lookahead,
-        budget=speculation.budget,
+        budget=sum(speculation.fan_out_list) if speculation.fan_out == "list" else speculation.budget,
         fan_out=speculation.fan_out,
         fan_out_list=speculation.fan_out_list,
         backup="fast" if speculation.fallback == "fast" else "neural",
