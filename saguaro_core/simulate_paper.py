@@ -19,7 +19,7 @@ from saguaro_core.simulate_run import SimResult, simulate
 from saguaro_core.theory import acceptance_for
 
 FAN_OUT = 3
-# The paper and a talk on it speak of 80% to 90% of outcomes predicted; one number for all data sets.
+# Summaries of the paper and of a talk on it speak of 80% to 90% of outcomes predicted; one number for all data sets.
 HIT_RATE = 0.85
 
 
