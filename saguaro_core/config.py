@@ -15,6 +15,7 @@ Mode = Literal["ar", "sd", "ssd"]
 VerificationRule = Literal["shared_noise", "rejection"]
 FanOutPolicy = Literal["geometric", "uniform", "list"]
 FallbackPolicy = Literal["auto", "neural", "fast"]
+CpuWeights = Literal["auto", "int8", "int4", "float16"]
 ServicePolicy = Literal["auto", "full", "ready"]
 DeepeningPolicy = Literal["likely", "all"]
 Role = Literal["system", "user", "assistant"]
@@ -233,7 +234,9 @@ class EngineConfig:
     """What an engine is started with; changing any of it means loading again.
 
     `max_length` limits prompt + answer in tokens (None: the target's own context). Timeouts in seconds.
-    `compile_shapes` puts the fixed shapes that run on GPUs through torch.compile, which makes loading take minutes.
+    `cpu_weights` are the form of the weights on CPUs: int8 and int4 hold quantised checkpoints in their own codes, a
+    byte or half a byte each, and everything else as float16; auto is int8. `compile_shapes` puts the fixed shapes that
+    run on GPUs through torch.compile, which makes loading take minutes.
     """
 
     target: str = "smollm2-135m-instruct"
@@ -244,6 +247,7 @@ class EngineConfig:
     draft_timeout: float = 30.0
     load_timeout: float = 1800.0
     compile_shapes: bool = False
+    cpu_weights: CpuWeights = "auto"
 
     def __post_init__(self) -> None:
         _require(bool(self.target), "target", self.target, "give a catalogue name, a hub id or a folder.")
@@ -253,4 +257,5 @@ class EngineConfig:
         _require_int("prefill_chunk", self.prefill_chunk, 1, 65_536)
         _require_number("draft_timeout", self.draft_timeout, 0.1, 3600.0)
         _require_number("load_timeout", self.load_timeout, 1.0, 86_400.0)
+        _require_choice("cpu_weights", self.cpu_weights, get_args(CpuWeights))
         _require(isinstance(self.compile_shapes, bool), "compile_shapes", self.compile_shapes, "give true or false.")

@@ -72,7 +72,11 @@ class EngineServer:
         self.placement: ResolvedPlacement = resolve_placement(self.config.placement)
         occupy(self.placement.target)
         self.target: TargetModel = build_target(
-            self.config.target, self.placement.target, self._progress, compile_shapes=self.config.compile_shapes
+            self.config.target,
+            self.placement.target,
+            self._progress,
+            compile_shapes=self.config.compile_shapes,
+            cpu_weights=self.config.cpu_weights,
         )
         # Runs alone share one session, so that a chat's next turn starts from what the last one left in the cache.
         self.session = TargetSession(self.target.runner)
@@ -89,6 +93,7 @@ class EngineServer:
                 device=draft.first,
                 cores=draft.cores,
                 compile_shapes=self.config.compile_shapes,
+                cpu_weights=self.config.cpu_weights,
             )
         )
         self._settle_draft()
@@ -241,7 +246,10 @@ class EngineServer:
             prompt=prompt_ids,
             target=seat.session,
             verifier=Verifier(
-                sampling, submit.request.speculation.rule, target.runner.vocabulary_size, target.runner.device
+                sampling,
+                submit.request.speculation.rule,
+                target.runner.vocabulary_size,
+                self.placement.target.first,
             ),
             answer=AnswerBuilder(
                 Detokenizer(target.tokenizer), target.eos_token_ids, sampling.stop, sampling.max_new_tokens, room

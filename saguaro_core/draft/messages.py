@@ -9,7 +9,7 @@ from typing import get_args
 
 import msgspec
 
-from saguaro_core.config import EngineConfig, GenerationRequest, Mode, SamplingParams, SpeculationConfig
+from saguaro_core.config import CpuWeights, EngineConfig, GenerationRequest, Mode, SamplingParams, SpeculationConfig
 from saguaro_core.events import (
     CacheOutcome,
     DraftEstimates,
@@ -36,6 +36,7 @@ class LoadDraft:
     device: str
     cores: tuple[int, ...] = ()
     compile_shapes: bool = False
+    cpu_weights: CpuWeights = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,11 @@ class DraftServer:
         plan = DevicePlan((message.device,), message.cores)
         occupy(plan)
         draft = build_draft(
-            message.draft, target_name=message.target, plan=plan, compile_shapes=message.compile_shapes
+            message.draft,
+            target_name=message.target,
+            plan=plan,
+            compile_shapes=message.compile_shapes,
+            cpu_weights=message.cpu_weights,
         )
         device = torch.device(message.device)
         make_speculator = partial(Speculator, token_ids=draft.token_ids, device=device)

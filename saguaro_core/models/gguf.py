@@ -10,18 +10,26 @@ from gguf import GGUFReader
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from saguaro_core.models.native.blocks import BLOCKS_FILE
+from saguaro_core.models.native.gguf_blocks import write_blocks
 from saguaro_core.models.quiet import quiet_transformers
 
 _SINGLE_DIGITS = "smollm"
 
 
 def convert_gguf(gguf_path: Path, folder: Path) -> None:
-    """Write config, float16 weights, generation config and tokenizer of `gguf_path` into the existing `folder`."""
+    """Write config, float16 weights, generation config and tokenizer of `gguf_path` into the existing `folder`.
+
+    The quantised matrices are kept as they are too, in a file of their own.
+    """
     # The reader draws a progress bar of its own on stderr, which no setting of transformers switches off.
     with quiet_transformers(), redirect_stderr(StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(str(gguf_path.parent), gguf_file=gguf_path.name)
         _restore_pre_tokenizer(tokenizer, gguf_path)
-        _read_dense(gguf_path).save_pretrained(folder)
+        dense = _read_dense(gguf_path)
+        dense.save_pretrained(folder)
+        weights = {name: tensor.numpy() for name, tensor in dense.state_dict().items()}
+        write_blocks(gguf_path, weights, folder / BLOCKS_FILE)
         tokenizer.save_pretrained(folder)
 
 

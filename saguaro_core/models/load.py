@@ -4,7 +4,7 @@ On the CPU weights are kept as float16, whatever the checkpoint says; on an acce
 half-precision type. Nothing here runs code that comes with a model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,12 +20,19 @@ from transformers import (
 
 from saguaro_core.errors import ModelError
 from saguaro_core.models.catalogue import find_entry
+from saguaro_core.models.native.blocks import (
+    BLOCKS_FILE,
+    BlocksFile,
+    NoQuantisedWeights,
+    QuantisedWeights,
+    RowScaledFile,
+)
 from saguaro_core.models.pairing import check_pairing
 from saguaro_core.models.progress import Progress, ignore_progress
 from saguaro_core.models.source import ModelSource, find_source, reading
 from saguaro_core.models.support import check_supported
 from saguaro_core.models.tokens import eos_token_ids, vocabulary_size
-from saguaro_core.models.trimmed import check_complete, is_trimmed_draft, load_trimmed_draft
+from saguaro_core.models.trimmed import HEAD_NAMES, check_complete, is_trimmed_draft, load_trimmed_draft
 from saguaro_core.models.wheel import sha256_of
 
 DeviceMap = str | dict[str, Any]
@@ -38,7 +45,7 @@ class LoadedTarget:
     """The model whose output is wanted, in eval mode.
 
     `eos_token_ids` end an answer; the set can be empty. `vocabulary_size` counts real tokens: logits from there on are
-    padding and are to be masked.
+    padding and are to be masked. `quantised` finds the matrices that the checkpoint stores in blocks.
     """
 
     model: PreTrainedModel
@@ -49,6 +56,7 @@ class LoadedTarget:
     eos_token_ids: frozenset[int]
     context_length: int
     vocabulary_size: int
+    quantised: QuantisedWeights = field(default_factory=NoQuantisedWeights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,7 @@ class LoadedDraft:
     dtype: str
     context_length: int
     vocabulary_size: int
+    quantised: QuantisedWeights = field(default_factory=NoQuantisedWeights)
 
 
 def load_target(
@@ -137,6 +146,7 @@ def _load_target(
         eos_token_ids=eos_token_ids(tokenizer, model.generation_config),
         context_length=_context_length(model.config),
         vocabulary_size=_real_tokens(tokenizer, model, source),
+        quantised=_quantised(source),
     )
 
 
@@ -152,6 +162,7 @@ def _load_plain_draft(source: ModelSource, target: ModelSource, device: str, dty
         dtype=_dtype_name(model),
         context_length=_context_length(model.config),
         vocabulary_size=_real_tokens(tokenizer, model, source),
+        quantised=_quantised(source),
     )
 
 
@@ -169,6 +180,7 @@ def _load_trimmed(source: ModelSource, target: ModelSource, device: str, dtype: 
         dtype=_dtype_name(model),
         context_length=_context_length(model.config),
         vocabulary_size=draft.token_ids.numel(),
+        quantised=RowScaledFile(source.folder / "model.safetensors", HEAD_NAMES, _quantised(target)),
     )
 
 
@@ -191,6 +203,12 @@ def _load_model(
         check_complete(report, source)
         placed = model if device_map is not None else model.to(device)
         return cast(PreTrainedModel, placed.eval())
+
+
+def _quantised(source: ModelSource) -> QuantisedWeights:
+    """The blocks that a converted model keeps beside its half-precision weights."""
+    path = None if source.folder is None else source.folder / BLOCKS_FILE
+    return BlocksFile(path) if path is not None and path.is_file() else NoQuantisedWeights()
 
 
 def _preferred_dtype(device: str, stored: torch.dtype | str | None) -> torch.dtype:

@@ -19,6 +19,9 @@ from saguaro_core.models.source import ModelSource
 
 _EMBEDDING = "model.embed_tokens.weight"
 _SCALE = ".scale"
+HEAD_NAMES = {"lm_head.weight": "head.weight"}
+"""What the model calls a parameter, and what the file does, where they differ."""
+
 _HEAD_SIZE = "draft_head_size"
 
 

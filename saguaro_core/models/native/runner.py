@@ -1,0 +1,199 @@
+"""A Runner over the compiled decoder: a model whose whole forward is one call."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from saguaro_core.errors import ModelError
+from saguaro_core.models.kv_cache import SLOT_BLOCK
+from saguaro_core.models.native.decoder import forward
+from saguaro_core.models.native.packing import Packed, unpack_rows
+from saguaro_core.models.native.tile import TILE
+from saguaro_core.models.native.weights import DecoderWeights
+from saguaro_core.models.runner import ForwardBatch
+
+
+class NativeRunner:
+    """Runs DecoderWeights. Rows of a forward do not influence each other, down to the last bit.
+
+    `rotary` is the model's own module of rotary embeddings; `threads` the cores that products are shared out to.
+    """
+
+    def __init__(
+        self, weights: DecoderWeights, rotary: nn.Module, *, vocabulary_size: int, context_length: int, threads: int
+    ) -> None:
+        self.vocabulary_size, self.context_length = vocabulary_size, context_length
+        self.weights = weights = weights.gathered()
+        self.num_bytes = sum(packed.num_bytes for packed in weights.all_packed)
+        self._matrices = np.array([[[*_place(m), m.num_inputs] for m in layer] for layer in weights.matrices], np.int64)
+        self._head = np.array([*_place(weights.head), weights.head.num_outputs], np.int64)
+        self._rotary = _RotaryTable(rotary, weights.head_dim)
+        self._threads = threads if threads > 1 else None
+        self._cache = _Cache(len(weights.matrices), weights.num_kv_heads, weights.head_dim)
+
+    def describe(self) -> str:
+        """How the weights are held."""
+        names = ("float32", "float16", "int8", "int8", "int4")
+        held = {names[packed.kind] for packed in self.weights.all_packed}
+        return " and ".join(sorted(held))
+
+    def forward(self, batch: ForwardBatch) -> Tensor | None:
+        """Run the model over the real tokens of a batch. Raises ModelError on NaN."""
+        tokens = _Tokens(batch)
+        self._cache.reserve(batch.used, int(tokens.rows.max()) + 1)
+        cos, sin = self._rotary.at(tokens.positions)
+        logits = forward(
+            unpack_rows(self.weights.embedding, tokens.token_ids),
+            tokens.wanted,
+            self._matrices,
+            self.weights.norms,
+            self.weights.biases,
+            self.weights.head_norms,
+            self._head,
+            self.weights.head_bias,
+            np.float32(self.weights.eps),
+            np.float32(self.weights.scaling),
+            cos,
+            sin,
+            tokens.slots,
+            tokens.rows,
+            tokens.prefix,
+            tokens.extra,
+            tokens.num_extra,
+            self._cache.keys,
+            self._cache.values,
+            self._threads,
+        )
+        if batch.num_logits == 0:
+            return None
+        if np.isnan(logits[:, 0]).any():
+            raise ModelError("the model returned NaN logits: its weights do not fit this device's number format.")
+        return tokens.spread(logits[:, : self.vocabulary_size])
+
+    def move(self, source: list[int], first: int, row: int = 0) -> None:
+        """Copy cache slots `source` of one cache row to its consecutive slots from `first` on."""
+        self._cache.move(np.array(source, np.int64), first, row)
+
+    def keep_rows(self, count: int) -> None:
+        """Forget the cache rows from `count` on and free their memory."""
+        self._cache.keep_rows(count)
+
+
+class _Tokens:
+    """The real tokens of a batch, one after the other: where they are written, what they see, which get logits."""
+
+    def __init__(self, batch: ForwardBatch) -> None:
+        count, n = batch.token_ids.shape
+        self.shape = (count, batch.num_logits)
+        lengths = batch.lengths or (n,) * count
+        first = n - np.array(lengths)
+        self.is_real = np.arange(n) >= first[:, None]
+        self.token_ids = self._pick(batch.token_ids)
+        self.positions = self._pick(batch.positions)
+        self.slots = self._pick(batch.slots)
+        rows = np.array(batch.rows if batch.rows is not None else range(count), np.int64)
+        self.rows = np.repeat(rows, lengths)
+        self._set_visible(batch)
+        self._has_logits = self.is_real[:, n - batch.num_logits :] if batch.num_logits else self.is_real[:, n:]
+        numbers = np.cumsum(self.is_real).reshape(count, n) - 1
+        self.wanted = numbers[:, n - self._has_logits.shape[1] :][self._has_logits].astype(np.int64)
+
+    def _pick(self, values: Tensor) -> NDArray[np.int64]:
+        picked: NDArray[np.int64] = values.numpy()[self.is_real]
+        return picked
+
+    def _set_visible(self, batch: ForwardBatch) -> None:
+        """Split what each token sees into a prefix of the slots and the slots after its first gap."""
+        num_tokens = len(self.token_ids)
+        if batch.visible is None:
+            self.prefix = np.full(num_tokens, batch.used, np.int64)
+            self.num_extra, self.extra = np.zeros(num_tokens, np.int64), np.zeros((num_tokens, 1), np.int64)
+            return
+        visible = batch.visible.numpy()[self.is_real]
+        self.prefix = np.where(visible.all(1), visible.shape[1], visible.argmin(1)).astype(np.int64)
+        self.num_extra = visible.sum(1) - self.prefix
+        self.extra = np.zeros((num_tokens, max(1, int(self.num_extra.max()))), np.int64)
+        token, slot = np.nonzero(visible & (np.arange(visible.shape[1]) >= self.prefix[:, None]))
+        place = np.arange(len(token)) - (np.cumsum(self.num_extra) - self.num_extra)[token]
+        self.extra[token, place] = slot
+
+    def spread(self, logits: NDArray[np.float32]) -> Tensor:
+        """[b, num_logits, V] of the rows of `logits`; padding stays 0."""
+        if self._has_logits.all():
+            return (
+                torch.from_numpy(logits).view(*self.shape, -1)
+                if logits.flags.c_contiguous
+                else torch.from_numpy(np.ascontiguousarray(logits)).view(*self.shape, -1)
+            )
+        full = np.zeros((*self.shape, logits.shape[1]), np.float32)
+        full[self._has_logits] = logits
+        return torch.from_numpy(full)
+
+
+class _RotaryTable:
+    """cos and sin of the positions asked for so far, as the model's own module makes them."""
+
+    def __init__(self, rotary: nn.Module, head_dim: int) -> None:
+        self._rotary = rotary
+        self._cos = self._sin = np.zeros((0, head_dim), np.float32)
+
+    def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """[m, d] each."""
+        needed = int(positions.max()) + 1
+        if needed > len(self._cos):
+            self._extend(-(-needed * 3 // 2 // SLOT_BLOCK) * SLOT_BLOCK)
+        return self._cos[positions], self._sin[positions]
+
+    @torch.inference_mode()
+    def _extend(self, size: int) -> None:
+        made: Any = self._rotary(torch.zeros(1), position_ids=torch.arange(size).unsqueeze(0))
+        self._cos, self._sin = (np.ascontiguousarray(part[0].float().numpy()) for part in made)
+
+
+class _Cache:
+    """Keys and values of all layers in the layout of native.attention; grows in whole blocks of slots."""
+
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        self._sizes = num_layers, num_kv_heads, head_dim
+        self._num_rows, self._num_slots = 1, SLOT_BLOCK
+        self.keys, self.values = self._empty()
+
+    def _empty(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        num_layers, num_kv, head_dim = self._sizes
+        return (
+            np.zeros((num_layers, self._num_rows, num_kv, self._num_slots // TILE, head_dim, TILE), np.float32),
+            np.zeros((num_layers, self._num_rows, num_kv, head_dim // TILE, self._num_slots, TILE), np.float32),
+        )
+
+    def reserve(self, num_slots: int, num_rows: int) -> None:
+        """Make room, keeping what is held; slots grow at least by half."""
+        if num_slots <= self._num_slots and num_rows <= self._num_rows:
+            return
+        if num_slots > self._num_slots:
+            self._num_slots = -(-max(num_slots, self._num_slots * 3 // 2) // SLOT_BLOCK) * SLOT_BLOCK
+        self._num_rows = max(num_rows, self._num_rows)
+        keys, values = self.keys, self.values
+        self.keys, self.values = self._empty()
+        self.keys[:, : keys.shape[1], :, : keys.shape[3]] = keys
+        self.values[:, : values.shape[1], :, :, : values.shape[4]] = values
+
+    def keep_rows(self, count: int) -> None:
+        """Drop the rows from `count` on."""
+        if count < self._num_rows:
+            self._num_rows = count
+            self.keys, self.values = self.keys[:, :count].copy(), self.values[:, :count].copy()
+
+    def move(self, source: NDArray[np.int64], first: int, row: int) -> None:
+        """Copy slots `source` [m] of one row over its slots from `first` on."""
+        place = np.arange(first, first + len(source))
+        keys, values = self.keys[:, row], self.values[:, row]
+        keys[:, :, place // TILE, :, place % TILE] = keys[:, :, source // TILE, :, source % TILE]
+        values[:, :, :, place] = values[:, :, :, source]
+
+
+def _place(packed: Packed) -> tuple[int, int, int]:
+    """Format, address of the codes, address of the scales."""
+    return packed.kind, packed.codes.ctypes.data, packed.scales.ctypes.data
