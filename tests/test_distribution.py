@@ -4,7 +4,8 @@ Scripted target and draft over five tokens, a few hundred seeded answers for eac
 checks: the first, second and third token of an answer against their exact marginals, and the first token of every
 round against the target's row for the token before it, apart for each way in which the round's speculation was found
 (whether a round was a hit is settled before its tokens are drawn, so conditioning on it is fair; conditioning on
-acceptance would not be).
+acceptance would not be). All answers of a configuration come from one pair of models, so that prompts are found in
+the caches and the table of pairs knows earlier answers.
 """
 
 from collections import defaultdict
@@ -50,7 +51,8 @@ CONFIGURATIONS: dict[str, tuple[Mode, dict[str, Any], dict[str, Any]]] = {
     "ssd rejection neural": ("ssd", {}, {**REJECTION, "budget": 6}),
     "ssd rejection fast": ("ssd", {}, {**REJECTION, "budget": 6, "fallback": "fast"}),
     "ssd rejection auto uniform": ("ssd", {}, {**REJECTION, "budget": 6, "fallback": "auto", "fan_out": "uniform"}),
-    "ssd rejection C 0.2": ("ssd", {}, {**REJECTION, "budget": 6, "saguaro_c": 0.2}),
+    "ssd rejection pairs": ("ssd", {"max_new_tokens": 4 * NUM_TOKENS}, {**REJECTION, "budget": 2, "fallback": "fast"}),
+    "ssd rejection C 0.2": ("ssd", {}, {**REJECTION, "budget": 6, "saguaro_c": 0.2, "deepening": "all"}),
     "ssd rejection C 0": ("ssd", {}, {**REJECTION, "budget": 6, "saguaro_c": 0.0}),
     "ssd rejection top-k top-p": (
         "ssd",
@@ -60,7 +62,8 @@ CONFIGURATIONS: dict[str, tuple[Mode, dict[str, Any], dict[str, Any]]] = {
     "ssd shared noise neural": ("ssd", {}, {"budget": 4}),
     "ssd shared noise fast": ("ssd", {}, {"budget": 4, "fallback": "fast"}),
     "ssd shared noise top-k top-p": ("ssd", {"top_k": 4, "top_p": 0.85, "temperature": 1.3}, {"budget": 4}),
-    "ssd rejection partial speculations": ("ssd", {}, {**REJECTION, "budget": 6, "lookahead": 4}),
+    "ssd rejection partial caches": ("ssd", {}, {**REJECTION, "budget": 6, "lookahead": 4}),
+    "ssd shared noise partial speculations": ("ssd", {}, {"budget": 6, "lookahead": 4, "service": "ready"}),
 }
 
 
@@ -91,10 +94,10 @@ def answers(
 ) -> list[LocalRun]:
     passes = (lambda number: 1 + number % 4) if speculation.get("lookahead") == 4 else (lambda number: 100)
     engine = LocalEngine(
-        ScriptedRunner(markov(P), 5), ScriptedRunner(markov(draft), 5), passes=passes, num_alternatives=0
+        ScriptedRunner(markov(P), 5), ScriptedRunner(markov(draft), 5), passes=passes, num_alternatives=0, is_warm=True
     )
     runs = []
-    for seed in range(count):
+    for seed in range(count * NUM_TOKENS // sampling.get("max_new_tokens", NUM_TOKENS)):
         params = SamplingParams.from_mapping(
             {"temperature": 1.0, "seed": seed, "max_new_tokens": NUM_TOKENS, **sampling}
         )
@@ -145,7 +148,8 @@ def test_every_kind_of_round_was_tested() -> None:
     for name, needed in {
         "ssd rejection neural": {"hit None", "miss neural", "compulsory neural"},
         "ssd rejection fast": {"hit None", "miss ngram", "miss none", "compulsory none"},
-        "ssd shared noise fast": {"hit None", "miss ngram", "miss none"},
+        "ssd rejection pairs": {"hit None", "miss ngram", "miss pair", "miss none"},
+        "ssd shared noise fast": {"hit None", "miss ngram", "miss pair", "compulsory pair"},
     }.items():
         mode, sampling, speculation = CONFIGURATIONS[name]
         found = first_tokens_by_kind(answers(mode, sampling, speculation, 60))
@@ -153,14 +157,24 @@ def test_every_kind_of_round_was_tested() -> None:
 
 
 def test_partial_speculations_were_tested() -> None:
-    mode, sampling, speculation = CONFIGURATIONS["ssd rejection partial speculations"]
-    drafted = {
-        event.drafted
-        for run in answers(mode, sampling, speculation, 40)
-        for event in run.rounds
-        if event.cache == "hit"
-    }
-    assert {1, 2, 3} <= drafted
+    for name, wanted in (
+        ("ssd shared noise partial speculations", {(1, "short"), (2, "short"), (3, "short")}),
+        ("ssd rejection partial caches", {(4, "full")}),
+    ):
+        mode, sampling, speculation = CONFIGURATIONS[name]
+        rounds = [event for run in answers(mode, sampling, speculation, 40) for event in run.rounds]
+        served = {(event.drafted, event.served) for event in rounds if event.cache == "hit"}
+        assert wanted <= served
+        # Where tokens are drawn the branches are drafted on, so that nothing but the answer's end cuts them.
+        assert {kind for _, kind in served} - {"plain"} == {kind for _, kind in wanted} | {"full"}
+
+
+def test_the_prompt_was_read_once() -> None:
+    for mode in ("ar", "ssd"):
+        runs = answers(mode, {}, {}, 3)  # type: ignore[arg-type]
+        assert [run.finished.figures.num_reused_prompt_tokens for run in runs] == [0, *[len(PROMPT) - 1] * 2]
+        if mode == "ssd":
+            assert [run.finished.figures.num_reused_draft_tokens for run in runs] == [0, *[len(PROMPT) - 1] * 2]
 
 
 def test_the_expected_rows_agree_with_process_logits() -> None:
