@@ -4,18 +4,18 @@ The ways of a peer are tried on a few tokens first; the fastest is measured, so 
 its best.
 """
 
-import importlib.metadata
-import importlib.util
 import json
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from saguaro_core.peers.protocol import Variant
 
-_NODE_SCRIPT = Path(__file__).resolve().parent.parent / "assets" / "peers" / "llama.mjs"
+NODE_SCRIPT = Path(__file__).resolve().parent.parent / "assets" / "peers" / "llama.mjs"
 _NODE_PACKAGE = Path("node_modules") / "node-llama-cpp" / "package.json"
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -102,15 +102,14 @@ def find_transformers(options: PeerOptions) -> Launcher | str:
 
 def find_llama(options: PeerOptions) -> Launcher | str:
     """llama-cpp-python if it can be imported, else node-llama-cpp in the folder given or in the current one."""
-    if importlib.util.find_spec("llama_cpp") is not None:
+    if find_spec("llama_cpp") is not None:
         return _python_child("llama-cpp-python")
     folder = (options.node_folder or Path.cwd()).expanduser().absolute()
     node, package = shutil.which("node"), folder / _NODE_PACKAGE
     if node is not None and package.is_file():
-        version = json.loads(package.read_text("utf-8"))["version"]
-        return Launcher(
-            command=(node, str(_NODE_SCRIPT)), version=f"node-llama-cpp {version}", module_folder=str(folder)
-        )
+        release = json.loads(package.read_text("utf-8"))["version"]
+        command = (node, str(NODE_SCRIPT))
+        return Launcher(command=command, version=f"node-llama-cpp {release}", module_folder=str(folder))
     return (
         "not installed: pip install llama-cpp-python, or npm install node-llama-cpp in a folder and pass "
         "--peers-node FOLDER"
@@ -118,8 +117,8 @@ def find_llama(options: PeerOptions) -> Launcher | str:
 
 
 def _python_child(package: str) -> Launcher:
-    version = importlib.metadata.version(package)
-    return Launcher(command=(sys.executable, "-P", "-m", "saguaro_core.peers.child"), version=f"{package} {version}")
+    command = (sys.executable, "-P", "-m", "saguaro_core.peers.child")
+    return Launcher(command=command, version=f"{package} {version(package)}")
 
 
 PEERS: tuple[PeerKind, ...] = (

@@ -36,17 +36,21 @@ def run_process(command: tuple[str, ...], data: bytes, cores: tuple[int, ...], t
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=_environment(len(cores))
             )
+        lines = _communicate(process, data, timeout).splitlines()
+        if process.returncode != 0 or not lines:
+            raise PeerFailed(f"its process ended with exit status {process.returncode}: {_last_line(errors.fileno())}")
+        return lines[-1]
+
+
+def _communicate(process: "subprocess.Popen[bytes]", data: bytes, timeout: float) -> bytes:
+    """What the process writes until it ends; it does not outlive this call."""
+    with process:
         try:
-            written, _ = process.communicate(data, timeout)
+            return process.communicate(data, timeout)[0]
         except subprocess.TimeoutExpired:
             raise PeerFailed(f"it did not finish within {timeout:g} s: give more with --peers-timeout") from None
         finally:
             process.kill()
-            process.wait()
-        lines = written.splitlines()
-        if process.returncode != 0 or not lines:
-            raise PeerFailed(f"its process ended with exit status {process.returncode}: {_last_line(errors.fileno())}")
-        return lines[-1]
 
 
 def _environment(num_threads: int) -> dict[str, str]:
