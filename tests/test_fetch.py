@@ -204,7 +204,7 @@ def test_the_command_names_the_models_it_knows(capsys: pytest.CaptureFixture[str
 def test_a_cache_that_cannot_be_written_is_named(entry: CatalogueEntry, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    with pytest.raises(ModelError, match=r"could not be written to .*file.*free about 500 MB"):
+    with pytest.raises(ModelError, match=r"could not be written to .*file.*free about 700 MB"):
         fetch_entry(entry, blocked, convert=copy_converter)
 
 

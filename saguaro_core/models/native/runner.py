@@ -123,11 +123,7 @@ class _Tokens:
     def spread(self, logits: NDArray[np.float32]) -> Tensor:
         """[b, num_logits, V] of the rows of `logits`; padding stays 0."""
         if self._has_logits.all():
-            return (
-                torch.from_numpy(logits).view(*self.shape, -1)
-                if logits.flags.c_contiguous
-                else torch.from_numpy(np.ascontiguousarray(logits)).view(*self.shape, -1)
-            )
+            return torch.from_numpy(np.ascontiguousarray(logits)).view(*self.shape, -1)
         full = np.zeros((*self.shape, logits.shape[1]), np.float32)
         full[self._has_logits] = logits
         return torch.from_numpy(full)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from saguaro_core.config import CpuWeights
 from saguaro_core.models.native.blocks import QuantisedWeights
 from saguaro_core.models.native.packing import Matrix, Packed, gather, pack, stack
+from saguaro_core.models.native.tile import BLOCK
 
 Floats = NDArray[np.float32]
 
@@ -88,6 +89,8 @@ def collect(model: PreTrainedModel, quantised: QuantisedWeights, kind: CpuWeight
 def _collect(model: PreTrainedModel, decoder: Any, collector: _Collector) -> DecoderWeights:
     layers = list(decoder.layers)
     attention = layers[0].self_attn
+    if attention.head_dim % BLOCK:
+        raise NotLlamaLikeError(f"its heads have {attention.head_dim} dimensions, no multiple of {BLOCK}.")
     embedding = collector.packed(decoder.embed_tokens)
     head: Any = model.get_output_embeddings()
     is_tied = head.weight.data_ptr() == decoder.embed_tokens.weight.data_ptr()
