@@ -1,6 +1,7 @@
 """AR, SD and SSD say the same: greedy for every setting and draft, sampled under shared noise; and what is counted."""
 
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -9,7 +10,15 @@ from local_engine import LocalEngine, LocalRun
 from scripted import ScriptedRunner, Table, hashed, mixed
 from served_draft import ServedEngine
 
-from saguaro_core.config import FallbackPolicy, Mode, SamplingParams, SpeculationConfig
+from saguaro_core.config import (
+    DeepeningPolicy,
+    FallbackPolicy,
+    Mode,
+    SamplingParams,
+    ServicePolicy,
+    SpeculationConfig,
+)
+from saguaro_core.draft.speculator import Speculator
 from saguaro_core.events import Notice
 
 V = 24
@@ -153,6 +162,28 @@ class TestSeeds:
             for mode, lookahead, fallback in PATHS:
                 config = SpeculationConfig(lookahead=lookahead, fallback=fallback)
                 assert engine(DRAFTS[draft]).run(mode, PROMPT, params, config).ids == plain
+
+    @pytest.mark.parametrize("service", get_args(ServicePolicy))
+    @pytest.mark.parametrize("deepening", get_args(DeepeningPolicy))
+    def test_whatever_the_times_the_tokens_are_ars(self, service: Any, deepening: Any) -> None:
+        """A clock that jumps makes the policies choose every length; caches and pairs are kept from run to run."""
+        served: set[str | None] = set()
+        fallbacks: set[str | None] = set()
+        for seed, (temperature, fallback) in enumerate(itertools.product((0.0, 0.8), get_args(FallbackPolicy))):
+            jumps = random.Random(seed)
+            clock = itertools.accumulate(iter(lambda jumps=jumps: jumps.choice((1e-6, 1e-4, 1e-3, 0.01)), None))
+            draft = ScriptedRunner(PARTLY, V)
+            subject = LocalEngine(ScriptedRunner(TARGET, V), draft, is_warm=True, passes=lambda number: number % 7)
+            subject.kept = Speculator(draft, clock=clock.__next__)
+            config = SpeculationConfig(lookahead=4, fallback=fallback, service=service, deepening=deepening)
+            for turn in range(3):
+                params = SamplingParams(temperature=temperature, seed=turn, max_new_tokens=40)
+                run = subject.run("ssd", [*PROMPT, turn], params, config)
+                assert run.ids == engine().run("ar", [*PROMPT, turn], params).ids
+                served |= {event.served for event in run.rounds[:-2]}
+                fallbacks |= {event.fallback for event in run.rounds}
+        assert fallbacks >= {None, "neural", "ngram", "pair"}
+        assert served >= ({"full", "short", "plain"} if service == "auto" else {"full"})
 
     @pytest.mark.parametrize("temperature", [0.0, 1e-8, 1e-6])
     def test_almost_zero_is_greedy(self, temperature: float) -> None:
