@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -110,6 +110,30 @@ def start_run(
     )
     engine.submit(run.run_id, request, run.take)
     return run
+
+
+def start_batch(
+    engine: Engine,
+    prompts: Sequence[str],
+    mode: Mode,
+    samplings: Sequence[SamplingParams],
+    speculation: SpeculationConfig | None = None,
+) -> list[EngineRun]:
+    """Submit a batch and return at once; the runs in the order of their prompts."""
+    runs = {f"run-{next(_numbers)}-{mode}": prompt for prompt in prompts}
+    started = {run_id: EngineRun(run_id) for run_id in runs}
+    requests = {
+        run_id: GenerationRequest(
+            messages=(Message(role="user", content=prompt),),
+            mode=mode,
+            sampling=sampling,
+            speculation=speculation or SpeculationConfig(),
+            num_alternatives=0,
+        )
+        for (run_id, prompt), sampling in zip(runs.items(), samplings, strict=True)
+    }
+    engine.submit_batch(requests, lambda event: started[event.run_id].take(event))
+    return list(started.values())
 
 
 def run_to_end(

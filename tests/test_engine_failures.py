@@ -20,6 +20,7 @@ from engine_runs import (
     is_gone,
     only_child,
     run_to_end,
+    start_batch,
     start_run,
     wait_until,
 )
@@ -95,6 +96,17 @@ class TestLostDraft:
         assert_speculates(again)
         assert is_gone(draft)
         assert draft_process(fragile).pid != draft.pid
+
+    def test_a_batch_goes_on_too_in_all_its_streams(self, fragile: Engine, undisturbed: tuple[int, ...]) -> None:
+        runs = start_batch(fragile, [STORY] * 3, "ssd", [greedy(NUM_TOKENS - 8 * row) for row in range(3)])
+        runs[0].wait_for_tokens(8)
+        draft_process(fragile).kill()
+        for row, run in enumerate(runs):
+            assert run.wait(30).status == "finished"
+            assert run.ids == undisturbed[: NUM_TOKENS - 8 * row]
+            (notice,) = run.notices
+            assert "was killed by signal 9" in notice.message
+        assert_speculates(run_to_end(fragile, STORY, "ssd", greedy(NUM_TOKENS)))
 
     def test_a_draft_that_died_between_two_runs_is_back_for_the_next(
         self, fragile: Engine, undisturbed: tuple[int, ...]

@@ -1,0 +1,67 @@
+"""Batches on the real pair, in its real processes."""
+
+import itertools
+
+import pytest
+from engine_runs import STORY, EngineRun, greedy, start_batch, start_run
+
+from saguaro_core.checks.near_ties import TieJudge
+from saguaro_core.config import GenerationRequest, Message, Mode, SamplingParams
+from saguaro_core.engine import Engine
+from saguaro_core.errors import InvalidRequest
+from saguaro_core.events import RunFinished, RunStarted
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = ("Say hello.", STORY, "What is 3 plus 4?")
+SAMPLINGS = [SamplingParams(temperature=0.8, seed=40 + row, max_new_tokens=16 - row) for row in range(3)]
+
+
+@pytest.fixture(scope="module")
+def solo(engine: Engine) -> list[EngineRun]:
+    runs = [start_run(engine, text, "ar", sampling) for text, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+    for run in runs:
+        run.wait()
+    return runs
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
+def test_each_row_is_its_solo_run(engine: Engine, solo: list[EngineRun], mode: Mode) -> None:
+    runs = start_batch(engine, PROMPTS, mode, SAMPLINGS)
+    for run, own, sampling in zip(runs, solo, SAMPLINGS, strict=True):
+        assert run.wait().status == "finished"
+        assert not run.notices
+        if run.ids != own.ids:
+            assert TieJudge().is_tie(own.prompt_ids, own.ids, run.ids, sampling), (own.ids, run.ids)
+        assert sum(event.drafted for event in run.rounds) > 0 or mode == "ar"
+        assert {event.cache for event in run.rounds} <= ({"compulsory", "hit", "miss"} if mode == "ssd" else {None})
+
+
+def test_a_stopped_row_ends_and_the_others_go_on(engine: Engine, solo: list[EngineRun]) -> None:
+    runs = start_batch(engine, (STORY, *PROMPTS), "ssd", [greedy(200), *SAMPLINGS])
+    runs[0].wait_for_tokens(2)
+    engine.stop(runs[0].run_id)
+    assert runs[0].wait().status == "stopped"
+    assert 2 <= len(runs[0].ids) < 200
+    assert [run.wait().status for run in runs[1:]] == ["finished"] * 3
+    assert [len(run.ids) for run in runs[1:]] == [len(run.ids) for run in solo]
+
+
+def test_events_come_as_one_stream_and_leaving_it_stops_the_runs(engine: Engine) -> None:
+    def request(count: int) -> GenerationRequest:
+        message = Message(role="user", content=STORY)
+        return GenerationRequest(messages=(message,), mode="sd", sampling=greedy(count), num_alternatives=0)
+
+    events = list(engine.run_batch({"first": request(2), "second": request(4)}))
+    assert [len(event.token_ids) for event in events if isinstance(event, RunFinished)] == [2, 4]
+    assert {event.run_id for event in events if isinstance(event, RunStarted)} == {"first", "second"}
+    long = engine.run_batch({"third": request(4000), "fourth": request(4000)})
+    assert len(list(itertools.islice(long, 5))) == 5
+    long.close()  # type: ignore[attr-defined]
+    after = start_run(engine, STORY, "ar", greedy(1))
+    assert after.wait(30).status == "finished"
+
+
+def test_what_is_no_batch_is_refused_before_anything_starts(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="the batch has 0 requests: give 1 to 16"):
+        engine.run_batch({})
