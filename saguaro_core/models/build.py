@@ -16,6 +16,7 @@ from saguaro_core.models.fixed_shape import FixedShapeRunner
 from saguaro_core.models.lean import make_lean
 from saguaro_core.models.linear import HalfLinear, has_fbgemm, prepare_for_cpu
 from saguaro_core.models.load import LoadedDraft, LoadedTarget, load_draft, load_target
+from saguaro_core.models.memory import give_back
 from saguaro_core.models.native.trial import try_native
 from saguaro_core.models.placement import DevicePlan
 from saguaro_core.models.progress import Progress, ignore_progress
@@ -69,8 +70,12 @@ def build_target(
         on_progress("Preparing the target (the first start compiles it for this processor)", None)
     num_parameters = _count(loaded.model)
     built = _build(loaded, plan, compile_shapes, cpu_weights)
-    info = _info(loaded, built, num_parameters, plan)
-    return TargetModel(built.runner, loaded.tokenizer, loaded.eos_token_ids, info)
+    model = TargetModel(
+        built.runner, loaded.tokenizer, loaded.eos_token_ids, _info(loaded, built, num_parameters, plan)
+    )
+    del loaded
+    give_back()
+    return model
 
 
 def build_draft(
@@ -86,7 +91,10 @@ def build_draft(
     num_parameters = _count(loaded.model)
     built = _build(loaded, plan, compile_shapes, cpu_weights)
     note = "" if loaded.token_ids is None else f"a trimmed head of {loaded.vocabulary_size} tokens"
-    return DraftModel(built.runner, loaded.token_ids, _info(loaded, built, num_parameters, plan, note))
+    model = DraftModel(built.runner, loaded.token_ids, _info(loaded, built, num_parameters, plan, note))
+    del loaded
+    give_back()
+    return model
 
 
 def _count(model: PreTrainedModel) -> int:

@@ -13,6 +13,7 @@ from saguaro_core.models.native.tile import BLOCK, FORMATS, PAIR, TILE
 
 _HIGHEST_4_BIT = 15
 _ALIGNMENT = 64
+_ARENA_BYTES = 32 << 20
 _KINDS = {name: kind for kind, name in enumerate(FORMATS)}
 
 
@@ -107,18 +108,22 @@ def unpack_rows(packed: Packed, outputs: NDArray[np.int64]) -> NDArray[np.float3
     return Blocks(codes[tile, :, lane], scales[tile, :, 0, lane], offset).dense()
 
 
-def gather(matrices: list[Packed]) -> list[Packed]:
-    """The same matrices in one buffer, in order."""
-    sizes = [
-        -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT for packed in matrices for part in (packed.codes, packed.scales)
-    ]
-    buffer = np.empty(sum(sizes), np.uint8)
-    starts = iter(np.cumsum([0, *sizes]).tolist())
+class Arena:
+    """A few large buffers that matrices are moved into: their large pages cost fewer address lookups than many small
+    ones, and what was packed is free again before the next matrix is.
+    """
 
-    def placed(part: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        start = next(starts)
-        place = buffer[start : start + part.nbytes]
+    def __init__(self) -> None:
+        self._free = np.empty(0, np.uint8)
+
+    def keep(self, packed: Packed) -> Packed:
+        """The same matrix, in the arena."""
+        return replace(packed, codes=self._place(packed.codes), scales=self._place(packed.scales))
+
+    def _place(self, part: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        size = -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if size > len(self._free):
+            self._free = np.empty(max(size, _ARENA_BYTES), np.uint8)
+        place, self._free = self._free[: part.nbytes], self._free[size:]
         place[:] = part
         return place
-
-    return [replace(packed, codes=placed(packed.codes), scales=placed(packed.scales)) for packed in matrices]

@@ -26,7 +26,7 @@ class NativeRunner:
         self, weights: DecoderWeights, rotary: nn.Module, *, vocabulary_size: int, context_length: int, threads: int
     ) -> None:
         self.vocabulary_size, self.context_length = vocabulary_size, context_length
-        self.weights = weights = weights.gathered()
+        self.weights = weights
         self.num_bytes = sum(packed.num_bytes for packed in weights.all_packed)
         self._matrices = np.array([[[*_place(m), m.num_inputs] for m in layer] for layer in weights.matrices], np.int64)
         self._head = np.array([*_place(weights.head), weights.head.num_outputs], np.int64)

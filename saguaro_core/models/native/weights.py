@@ -1,6 +1,6 @@
 """Collects the weights of a transformers model for the compiled decoder, quantised ones in their own form."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from saguaro_core.config import CpuWeights
 from saguaro_core.models.native.blocks import QuantisedWeights
-from saguaro_core.models.native.packing import Matrix, Packed, gather, pack, stack
+from saguaro_core.models.native.packing import Arena, Matrix, Packed, pack, stack
 from saguaro_core.models.native.tile import BLOCK
 
 Floats = NDArray[np.float32]
@@ -43,17 +43,11 @@ class DecoderWeights:
         packed = [self.embedding, *(matrix for layer in self.matrices for matrix in layer)]
         return packed if self.head is self.embedding else [*packed, self.head]
 
-    def gathered(self) -> "DecoderWeights":
-        """The same weights in one buffer: its large pages cost fewer address lookups than many small ones."""
-        moved = {id(old): new for old, new in zip(self.all_packed, gather(self.all_packed), strict=True)}
-        layers = tuple(tuple(moved[id(matrix)] for matrix in layer) for layer in self.matrices)
-        return replace(self, embedding=moved[id(self.embedding)], matrices=layers, head=moved[id(self.head)])  # type: ignore[arg-type]
-
 
 class _Collector:
     def __init__(self, model: PreTrainedModel, quantised: QuantisedWeights, kind: CpuWeights) -> None:
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.quantised, self.kind = quantised, kind
+        self.quantised, self.kind, self.arena = quantised, kind, Arena()
 
     def matrix(self, parameter: Tensor) -> Matrix:
         """A weight in its quantised form if it has one, else as float16."""
@@ -69,7 +63,7 @@ class _Collector:
         matrices = [self.matrix(_weight(module)) for module in modules]
         is_table = isinstance(modules[0], nn.Embedding)
         try:
-            return pack(stack(matrices), four_bit=self.kind == "int4" and not is_table)
+            return self.arena.keep(pack(stack(matrices), four_bit=self.kind == "int4" and not is_table))
         except ValueError as error:
             raise NotLlamaLikeError(str(error)) from error
 
