@@ -13,7 +13,7 @@ from saguaro_core.bench_options import read_command
 from saguaro_core.config import EngineConfig, SamplingParams, SpeculationConfig
 from saguaro_core.events import RunFinished
 from saguaro_core.models.placement import available_cores
-from saguaro_core.peers.compare import compare_peers
+from saguaro_core.peers.compare import PeerComparison, compare_peers
 from saguaro_core.peers.kinds import QUANTISED, Launcher, PeerKind, PeerOptions
 from saguaro_core.peers.launch import PeerFailed, run_process
 from saguaro_core.peers.prepare import prepare
@@ -122,6 +122,9 @@ def test_where_an_answer_parts_the_target_is_asked(compare: Callable[..., dict[o
     assert (first.prompt, first.index, first.token_ids) == (0, 2, (2, 7))
     assert first.gap is not None
     assert second.gap is None
+    text = format_peers(PeerComparison(own=OWN, rows=(row,), core_sets=((0,),)))
+    assert "other, 1 thread: 2 of 2, the earliest after 2 tokens of prompt 1\n" in text
+    assert f"{QUANTISED}; ours token 2, theirs token 7, {abs(first.gap):.4f} apart in float32" in text
 
 
 def test_a_process_keeps_to_its_cores_and_threads() -> None:
@@ -156,7 +159,8 @@ def test_the_table_says_how_and_why(compare: Callable[..., dict[object, PeerRow]
     empty = compare_peers(OWN, PLAN, config, info, PeerOptions(), lambda _: None, peers=())
     assert format_peers(empty) == "notes:\n  peers are measured on CPU cores; the target runs on cpu:0.\n"
     text = format_peers(replace(empty, rows=tuple(rows.values()), core_sets=((0,),)))
-    assert "  fast, 1 thread: script 1, fast way (tokens/s of what else was tried: slow way 10.0); a note\n" in text
+    details = "tokens/s of what was tried: slow way 10.0; fast way 100.0\n    a note\n"
+    assert f"how each was used:\n  fast, 1 thread: script 1, fast way\n    {details}" in text
     assert f"faster than our SSD:\n  fast, 1 thread: 2.00 times as fast, with {QUANTISED}\n" in text
     assert "not measured:\n  broken, 1 thread: no such kernel\n" in text
     data = peers_to_json(replace(empty, rows=tuple(rows.values())))

@@ -89,16 +89,17 @@ def _name(row: PeerRow) -> str:
 
 
 def _use(row: PeerRow) -> str:
-    tried = "; ".join(f"{name} {speed:.1f}" for name, speed in row.tried.items() if name != row.how)
-    others = f" (tokens/s of what else was tried: {tried})" if tried else ""
-    return "; ".join([f"{_name(row)}: {row.version}, {row.how}{others}", *row.notes])
+    tried = [f"{name} {speed:.1f}" for name, speed in row.tried.items()]
+    details = [f"tokens/s of what was tried: {'; '.join(tried)}"] if len(tried) > 1 else []
+    return "\n    ".join([f"{_name(row)}: {row.version}, {row.how}", *details, *row.notes])
 
 
 def _parting(row: PeerRow) -> str:
     assert row.differences
     first = min(row.differences, key=lambda difference: difference.index)
-    where = f"{_name(row)}: {len(row.differences)} answers, the earliest after {first.index} tokens of prompt"
-    return f"{where} {first.prompt + 1}; {_why(row, first)}"
+    count = f"{len(row.differences)} of {len(row.answers)}"
+    where = f"{_name(row)}: {count}, the earliest after {first.index} tokens of prompt {first.prompt + 1}"
+    return f"{where}\n    {_why(row, first)}"
 
 
 def _why(row: PeerRow, difference: PeerDifference) -> str:
