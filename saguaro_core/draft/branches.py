@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saguaro_core.deepening import best_rows
 from saguaro_core.draft.proposer import Draws, Place, Proposer
+from saguaro_core.events import Served
 from saguaro_core.fan_out import CacheState
 from saguaro_core.models.runner import ForwardBatch
 from saguaro_core.service import TokenSource
@@ -41,6 +42,18 @@ class Drafted:
         self.rank_scores.append(draws.rank_scores[row])
         if draws.q is not None:
             self.distributions.append(draws.q[row])
+
+    def distribution_bytes(self) -> bytes:
+        """Distributions [len(token_ids), n] as they travel: float32, row-major; empty for a deterministic choice."""
+        if not self.distributions:
+            return b""
+        return torch.stack(self.distributions).cpu().float().numpy().tobytes()
+
+    def served(self, most: int, eos: set[int]) -> Served:
+        """How much of what might be served this is: a token that ends the turn has nothing after it."""
+        if not self.token_ids:
+            return "plain"
+        return "short" if len(self.token_ids) < most and self.token_ids[-1] not in eos else "full"
 
 
 @dataclass(slots=True)

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from saguaro_core.config import SpeculationConfig
-from saguaro_core.draft.branches import Drafted
+from saguaro_core.config import ServicePolicy, SpeculationConfig
+from saguaro_core.deepening import is_worth_its_time
+from saguaro_core.draft.branches import Branches, Drafted
 from saguaro_core.draft.proposer import Proposer
 from saguaro_core.events import DraftEstimates
 from saguaro_core.fallback import FallbackChooser
 from saguaro_core.fan_out import CacheState, FanOutPlanner
-from saguaro_core.service import RunTimes
+from saguaro_core.service import RunTimes, TokenSource
 from saguaro_core.verification import Outcome
 
 # The power law is fitted where caches operate: a bonus token ranked beyond this counts as "not among the first 64".
@@ -31,9 +32,13 @@ class _Unranked:
 
 
 class Lessons:
-    """Estimates of one request, from its own rounds."""
+    """Estimates of one request, from its own rounds, and what follows from them.
 
-    def __init__(self, speculation: SpeculationConfig, batch_size: int = 1) -> None:
+    must_be_full: every speculation is served in full, whatever the request's service.
+    """
+
+    def __init__(self, speculation: SpeculationConfig, batch_size: int = 1, *, must_be_full: bool = False) -> None:
+        self._service: ServicePolicy = "full" if must_be_full else speculation.service
         self.planner = FanOutPlanner(speculation)
         self.chooser = FallbackChooser(speculation.fallback, batch_size)
         self.times = RunTimes()
@@ -63,6 +68,42 @@ class Lessons:
             rank = proposer.rank(seen.rank_scores, seen.outcome.bonus_token_id, seen.drafted_there)
             rank = rank if rank is not None and rank <= num_kept else None
         self.planner.observe(seen.state, seen.num_drafted, seen.outcome.accepted, rank, num_kept)
+
+    def length(self, source: TokenSource, ready: int, count: int, *, otherwise: int) -> int:
+        """How many of at most `count` tokens to serve when `ready` are there; `otherwise` where times do not say.
+
+        Known before any further token is made, and from earlier rounds only: so no rule's exactness depends on it.
+        """
+        if self._service == "full":
+            return count
+        best = self.times.length(source, ready, count) if self._service == "auto" else None
+        return otherwise if best is None else best
+
+    def likely_outcomes(
+        self, drafted: Drafted, proposer: Proposer, eos: set[int]
+    ) -> tuple[tuple[int, ...], list[tuple[Outcome, float]]]:
+        """The shape of the cache for this speculation, and the outcomes that fill it, each with its probability."""
+        fan_out = self.planner.shape(len(drafted.token_ids), drafted.state)
+        chances = self.planner.outcome_probabilities(fan_out, drafted.state)
+        ranked = []
+        for k, (count, rank_scores) in enumerate(zip(fan_out, drafted.rank_scores, strict=True)):
+            # After a rejection the bonus cannot be the rejected token; after an end-of-turn token there is no next
+            # round.
+            excluded = eos | set(drafted.token_ids[k : k + 1])
+            tokens = proposer.candidates(rank_scores, count, excluded)
+            ranked += [(Outcome(k, token), chance) for token, chance in zip(tokens, chances[k], strict=False)]
+        return fan_out, ranked
+
+    def worthy_branches(self, branches: Branches, num_drafted: int, elapsed: float) -> list[int]:
+        """The branches that the next pass should take, `elapsed` seconds after the speculation was served; none if it
+        is not worth its time.
+        """
+        times, passes = self.times, self.times.branch_pass
+        chosen, worth = branches.worthiest(times.acceptance("hit"), passes.fixed, passes.per_row)
+        if times.rate is None or not chosen:
+            return chosen
+        seconds_left = times.verify.seconds(1 + num_drafted) - elapsed
+        return chosen if is_worth_its_time(worth, passes.seconds(len(chosen)), seconds_left, times.rate) else []
 
     def estimates(self, num_reused: int) -> DraftEstimates:
         """What is known now, for the record."""

@@ -14,18 +14,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saguaro_core.config import ServicePolicy
-from saguaro_core.deepening import is_worth_its_time
 from saguaro_core.draft.branches import Branches, Drafted
 from saguaro_core.draft.lessons import Lessons
 from saguaro_core.draft.messages import Begin, DraftSpan, Speculation
 from saguaro_core.draft.proposer import Place, Proposer
-from saguaro_core.events import CacheOutcome, DraftEstimates, FallbackKind, Served, SpanKind
+from saguaro_core.draft.spans import SpanLog
+from saguaro_core.events import CacheOutcome, DraftEstimates, FallbackKind, Served
 from saguaro_core.fallback import FastBackup
 from saguaro_core.models.runner import Runner, trunk_batch
 from saguaro_core.models.steps import Steps, drive
 from saguaro_core.pair_table import PairTable
-from saguaro_core.service import TokenSource
 from saguaro_core.trunk import Trunk
 from saguaro_core.verification import Outcome
 
@@ -43,10 +41,9 @@ class Speculator:
     ) -> None:
         self.runner, self.token_ids, self.clock, self.device = runner, token_ids, clock, device
         self.trunk, self.pairs = Trunk(runner), PairTable() if pairs is None else pairs
-        self.spans: list[DraftSpan] = []
+        self.spans = SpanLog()
         self.context: list[int] = []
         self.is_building = False
-        self._build_started: float | None = None
 
     @property
     def cached(self) -> int:
@@ -67,7 +64,8 @@ class Speculator:
             token_ids=self.token_ids,
             device=self.device,
         )
-        self.lessons = Lessons(request.speculation, batch_size)
+        must_be_full = request.mode == "sd" or self.proposer.draws_tokens
+        self.lessons = Lessons(request.speculation, batch_size, must_be_full=must_be_full)
         self.planner, self.chooser, self.times = self.lessons.planner, self.lessons.chooser, self.lessons.times
         self.eos = set(request.eos_token_ids)
         self.context, self.round_index = list(request.prompt_token_ids), 0
@@ -75,7 +73,7 @@ class Speculator:
         tables = (PairTable(), self.pairs) if self.proposer.draws_tokens else (self.pairs,)
         self.backup = FastBackup(self.context, tables)
         self.branches, self.drafted = Branches(), Drafted()
-        self.spans, self._build_started = [], None
+        self.spans = SpanLog()
         self._estimates = DraftEstimates(num_reused=self.trunk.reuse(self.context))
         yield from self._prefill()
         answer = yield from self._answer("compulsory", None, request.lookahead)
@@ -93,7 +91,7 @@ class Speculator:
         self, round_index: int, outcome: Outcome, lookahead: int, verify_seconds: float = 0.0
     ) -> Steps[Speculation]:
         """verified, in steps."""
-        if self.proposer.draws_tokens and self.is_building and self._build_started is None:
+        if self.proposer.draws_tokens and self.is_building and not self.spans.is_open:
             # Whether a round hits must follow from its outcome, not from how far the draft had come.
             yield from self._start_build()
         self._observe(outcome, verify_seconds)
@@ -119,10 +117,10 @@ class Speculator:
         ended = self._answered = self.clock()
         is_sd = self.request.mode == "sd"
         if fallback is not None and not is_sd:
-            self._add_span("fallback", started, ended)
+            self.spans.add("fallback", started, ended, self.round_index)
         is_exhausted = len(self.context) >= self.runner.context_length
         self.is_building = not is_sd and not is_exhausted
-        return self._speculation(cache, fallback, looked_up, ended - started, self._served(count))
+        return self._speculation(cache, fallback, looked_up, ended - started, self.drafted.served(count, self.eos))
 
     def _speculation(
         self,
@@ -133,36 +131,28 @@ class Speculator:
         served: Served,
     ) -> Speculation:
         is_sd, drafted = self.request.mode == "sd", self.drafted
-        distributions = torch.stack(drafted.distributions).cpu().float() if drafted.distributions else None
-        spans, self.spans = tuple(self.spans), []
         return Speculation(
             epoch=self.request.epoch,
             round_index=self.round_index,
             token_ids=tuple(drafted.token_ids),
             q=tuple(drafted.q),
-            distributions=b"" if distributions is None else distributions.numpy().tobytes(),
+            distributions=drafted.distribution_bytes(),
             cache=None if is_sd else cache,
             fallback=None if is_sd else fallback,
             fan_out=looked_up.fan_out,
             prepared=tuple((k, tuple(ids)) for k, ids in looked_up.cache.prepared()),
             draft_seconds=seconds,
-            spans=spans,
+            spans=self.spans.take(),
             exhausted=len(self.context) >= self.runner.context_length,
             served=None if is_sd else served,
             estimates=self._estimates,
         )
 
-    def _served(self, count: int) -> Served:
-        token_ids = self.drafted.token_ids
-        if not token_ids:
-            return "plain"
-        return "short" if len(token_ids) < count and token_ids[-1] not in self.eos else "full"
-
     def _serve(self, branches: Branches, branch: int, count: int) -> Steps[Drafted]:
         """Move a prepared branch into the trunk and make it as long as it should be served."""
         drafted = Drafted(state="hit", source="hit")
         drawn = branches.drawn[branch][:count]
-        wanted = self._length("hit", len(drawn), count, otherwise=len(drawn))
+        wanted = self.lessons.length("hit", len(drawn), count, otherwise=len(drawn))
         for draws, row in drawn[:wanted]:
             drafted.add(self.proposer, draws, row)
             if drafted.token_ids[-1] in self.eos:
@@ -186,28 +176,17 @@ class Speculator:
         kind, token_ids = self.backup.propose(count)
         if kind == "none" or kind == "neural":
             return "none", Drafted()
-        token_ids = token_ids[: self._length(kind, len(token_ids), len(token_ids), otherwise=len(token_ids))]
+        token_ids = token_ids[: self.lessons.length(kind, len(token_ids), len(token_ids), otherwise=len(token_ids))]
         return (kind, Drafted(token_ids=token_ids, source=kind)) if token_ids else ("none", Drafted())
 
     def _draft_anew(self, count: int) -> Steps[tuple[FallbackKind, Drafted]]:
         drafted = Drafted(source="neural")
         fan_out = self.planner.shape(self.request.speculation.lookahead, "miss")
-        wanted = self._length("neural", 0, count, otherwise=count)
+        wanted = self.lessons.length("neural", 0, count, otherwise=count)
         yield from self._draft_on(
             drafted, wanted, lambda depth: Place(self.round_index, depth, num_cached=fan_out[depth])
         )
         return ("neural", drafted) if drafted.token_ids else ("none", Drafted())
-
-    def _length(self, source: TokenSource, ready: int, count: int, *, otherwise: int) -> int:
-        """How many of at most `count` tokens to serve when `ready` are there, by the request's service.
-
-        Known before any further token is made, and from earlier rounds only: so no rule's exactness depends on it.
-        """
-        service: ServicePolicy = self.request.speculation.service
-        if self.request.mode == "sd" or self.proposer.draws_tokens or service == "full":
-            return count
-        best = self.times.length(source, ready, count) if service == "auto" else None
-        return otherwise if best is None else best
 
     def _draft_on(self, drafted: Drafted, count: int, place: Callable[[int], Place]) -> Steps[None]:
         """Make the speculation `count` tokens long, one forward for each, unless it ends the turn before."""
@@ -219,7 +198,7 @@ class Speculator:
             ended = self.clock()
             self.times.observe_step(ended - started)
             if self.request.mode == "sd":
-                self._add_span("step", started, ended)
+                self.spans.add("step", started, ended, self.round_index)
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -231,18 +210,18 @@ class Speculator:
         """build_step, in steps."""
         if not self.is_building:
             return False
-        if self._build_started is None:
+        if not self.spans.is_open:
             yield from self._start_build()
         else:
             yield from self._grow()
         self._next = self._next_branches()
         self.is_building = bool(self._next)
         if not self.is_building:
-            self._end_build_span()
+            self.spans.close("build", self.clock())
         return self.is_building
 
     def _start_build(self) -> Steps[None]:
-        self._build_started = self.clock()
+        self.spans.open(self.clock(), self.round_index)
         yield from self._extend_trunk()
         self.lessons.read_ranking(self.proposer)
         self._estimates = self.lessons.estimates(self._estimates.num_reused)
@@ -258,16 +237,8 @@ class Speculator:
 
     def _plant(self) -> None:
         """Choose which outcomes to prepare."""
-        drafted, lookahead = self.drafted, self.request.speculation.lookahead
-        fan_out = self.planner.shape(len(drafted.token_ids), drafted.state)
-        chances = self.planner.outcome_probabilities(fan_out, drafted.state)
-        ranked = []
-        for k, (count, rank_scores) in enumerate(zip(fan_out, drafted.rank_scores, strict=True)):
-            # After a rejection the bonus cannot be the rejected token; after an end-of-turn token there is no next
-            # round.
-            excluded = self.eos | set(drafted.token_ids[k : k + 1])
-            tokens = self.proposer.candidates(rank_scores, count, excluded)
-            ranked += [(Outcome(k, token), chance) for token, chance in zip(tokens, chances[k], strict=False)]
+        lookahead = self.request.speculation.lookahead
+        fan_out, ranked = self.lessons.likely_outcomes(self.drafted, self.proposer, self.eos)
         self.branches = Branches.plant(
             ranked,
             fan_out,
@@ -281,16 +252,9 @@ class Speculator:
     def _next_branches(self) -> list[int]:
         """The branches that the next pass takes: all that can grow, or, once each has a token, those worth its time."""
         branches = self.branches
-        unfinished = branches.unfinished()
         if self.request.speculation.deepening == "all" or branches.used == branches.trunk_length:
-            return unfinished
-        passes, rate = self.times.branch_pass, self.times.rate
-        chosen, worth = branches.worthiest(self.times.acceptance("hit"), passes.fixed, passes.per_row)
-        if rate is None or not chosen:
-            return chosen
-        expected = self._answered + self.times.verify.seconds(1 + len(self.drafted.token_ids))
-        seconds_left = expected - self.clock()
-        return chosen if is_worth_its_time(worth, passes.seconds(len(chosen)), seconds_left, rate) else []
+            return branches.unfinished()
+        return self.lessons.worthy_branches(branches, len(self.drafted.token_ids), self.clock() - self._answered)
 
     def _grow(self) -> Steps[None]:
         """One draft pass: each of the branches chosen for it gets its next token."""
@@ -306,13 +270,12 @@ class Speculator:
 
     def end(self) -> tuple[DraftSpan, ...]:
         """Forget the request; the spans that no speculation carried."""
-        self._end_build_span()
+        self.spans.close("build", self.clock())
         self.is_building = False
-        spans, self.spans = tuple(self.spans), []
-        return spans
+        return self.spans.take()
 
     def _observe(self, outcome: Outcome, verify_seconds: float) -> None:
-        self._end_build_span()
+        self.spans.close("build", self.clock())
         now = self.clock()
         waited, seconds, self._last_verdict = now - self._answered, now - self._last_verdict, now
         self.lessons.observe(self.drafted, outcome, verify_seconds, waited, seconds)
@@ -325,18 +288,10 @@ class Speculator:
         while self.cached < len(self.context) - 1:
             end = min(self.cached + self.request.prefill_chunk, len(self.context) - 1)
             yield from self._forward(self.context[self.cached : end], 0)
-        self._add_span("prefill", started, self.clock())
+        self.spans.add("prefill", started, self.clock(), self.round_index)
 
     def _forward(self, pending: list[int], num_logits: int) -> Steps[Tensor]:
         """Append tokens to the trunk: logits [num_logits, n] of the last of them."""
         logits = yield trunk_batch(pending, self.cached, num_logits)
         self.trunk.append(pending)
         return torch.empty(0, self.runner.vocabulary_size) if logits is None else logits[0]
-
-    def _end_build_span(self) -> None:
-        if self._build_started is not None:
-            self._add_span("build", self._build_started, self.clock())
-            self._build_started = None
-
-    def _add_span(self, kind: SpanKind, start: float, end: float) -> None:
-        self.spans.append(DraftSpan(kind=kind, start=start, end=end, round_index=self.round_index))
