@@ -11,6 +11,7 @@ from saguaro_core.bench_measure import BenchPlan
 from saguaro_core.bench_stretch import NOISE, Stretching
 from saguaro_core.config import (
     MODES,
+    CpuWeights,
     DeepeningPolicy,
     EngineConfig,
     FallbackPolicy,
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--target", help=f"catalogue name, hub id or folder ({engine.target})")
     add("--draft", help=f"catalogue name, hub id or folder ({engine.draft})")
     add("--placement", default="auto", help="auto, or target=DEVICE,draft=DEVICE (%(default)s)")
+    add("--cpu-weights", default=engine.cpu_weights, help=f"their form on CPUs: {_choices(CpuWeights)}")
     add("--repeats", type=int, default=1, help="how often the whole plan is run (%(default)s)")
     add("--quick", action="store_true", help="about a minute: 4 prompts, 64 tokens each")
     add("--ar-all-cores", action="store_true", help="also AR with the cores of both, in an engine of its own (CPU)")
@@ -123,6 +125,7 @@ def _command(options: argparse.Namespace) -> Command:
         target=EngineConfig().target if options.target is None else options.target,
         draft=_draft(options, stretching),
         placement=Placement.parse(options.placement),
+        cpu_weights=options.cpu_weights,
     )
     return Command(
         plan=plan,

@@ -17,6 +17,7 @@ from saguaro_core.draft.link import Link
 from saguaro_core.draft.messages import Configure
 from saguaro_core.models.lean import LeanDecoderLayer
 from saguaro_core.models.linear import FusedRMSNorm, HalfLinear
+from saguaro_core.models.native import runner as native
 from saguaro_core.server import EngineServer, load_and_serve
 
 DRAFT_MODULE = "saguaro_core.bench_profile_draft"
@@ -28,6 +29,7 @@ SECTIONS = (
     Section(DecodingLoop, "propose", "take the proposal"),
     Section(DraftSource, "propose", "take the proposal"),
     Section(TargetSession, "verify", "prepare the forward"),
+    Section(native, "forward", "forward: compiled decoder", is_opaque=True),
     Section(HalfLinear, "forward", "forward: linear layers"),
     Section(LeanDecoderLayer, "_attend", "forward: attention"),
     Section(FusedRMSNorm, "forward", "forward: norms"),

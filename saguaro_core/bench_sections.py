@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
 REST = "the rest"
@@ -16,9 +17,11 @@ REST = "the rest"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A method and the label that its own time counts under. What an opaque section calls counts under its label."""
+    """A method of a class, or a function of a module that looks it up by name, and the label that its own time counts
+    under. What an opaque section calls counts under its label.
+    """
 
-    owner: type
+    owner: type | ModuleType
     method: str
     label: str
     is_opaque: bool = False
