@@ -16,7 +16,7 @@ from torch import Tensor
 from saguaro_core.config import SamplingParams
 
 GREEDY_BELOW = 1e-5
-_FIRST_LOOK = 256
+_LOOKS = (256, 4096)
 _NOISE_ROWS_KEPT = 96
 
 
@@ -69,16 +69,24 @@ def process_logits(logits: Tensor, processing: Processing) -> Tensor:
 def _nucleus_threshold(scores: Tensor, top_p: float) -> Tensor:
     """Smallest score [..., 1] in the smallest set of top tokens whose mass reaches top_p.
 
-    Looks at the best few first and sorts the whole vocabulary only where they do not reach top_p.
+    Looks at the best few first, then at more, and sorts the whole vocabulary only where they do not reach top_p.
     """
     log_total = scores.logsumexp(-1, keepdim=True)
-    for size in (min(_FIRST_LOOK, scores.shape[-1]), scores.shape[-1]):
+    for size in (*(look for look in _LOOKS if look < scores.shape[-1]), scores.shape[-1]):
         best = scores.topk(size, dim=-1).values
         mass = (best - log_total).exp().cumsum(-1)
         if bool((mass[..., -1] >= top_p).all()):
             break
     last = (mass < top_p).sum(-1, keepdim=True).clamp(max=best.shape[-1] - 1)
     return best.gather(-1, last)
+
+
+def best_tokens(scores: Tensor) -> list[int]:
+    """The index of the largest score in each row of scores [m, V]; the first of equal ones."""
+    if scores.device.type == "cpu":
+        best: list[int] = scores.numpy().argmax(-1).tolist()  # Ten times as fast as torch's on a long row.
+        return best
+    return scores.argmax(-1).tolist()
 
 
 def philox(seed: int, stream: Stream, position: int, lane: int = 0) -> np.random.Philox:
@@ -125,13 +133,12 @@ class GumbelNoise:
 
     def _make(self, position: int) -> Tensor:
         bits = philox(self.seed, Stream.GUMBEL, position).random_raw(self.size)
+        if self._token_ids is not None:
+            bits = bits[self._token_ids.numpy()]
         # Centred on the 2^52 grid: never 0 and never 1, so both logarithms are finite. On a finer grid the last
         # centre would round to 1.
         uniform = torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
-        row = uniform.log_().neg_().log_().neg_().float()
-        if self._token_ids is not None:
-            row = row[self._token_ids]
-        return row.to(self.device)
+        return uniform.log_().neg_().log_().neg_().float().to(self.device)
 
 
 def sample(weights: Tensor, draws: np.ndarray) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saguaro_core.sampling import sample
+from saguaro_core.sampling import best_tokens, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def verify_coupled(scores: Tensor, noise: Tensor | None, drafted: list[int]) -> 
     scores and noise: [1 + K, V]. The target's token at each position is argmax(score + noise), an exact sample of p;
     drafted tokens stand while they equal it, and t* is the target's token at the first difference.
     """
-    own = (scores if noise is None else scores + noise).argmax(-1).tolist()
+    own = best_tokens(scores if noise is None else scores + noise)
     accepted = 0
     while accepted < len(drafted) and drafted[accepted] == own[accepted]:
         accepted += 1

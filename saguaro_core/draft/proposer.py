@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from saguaro_core.config import SamplingParams, SpeculationConfig
-from saguaro_core.sampling import GumbelNoise, Processing, Stream, process_logits, saguaro_weights, sample, uniforms
+from saguaro_core.sampling import (
+    GumbelNoise,
+    Processing,
+    Stream,
+    best_tokens,
+    process_logits,
+    saguaro_weights,
+    sample,
+    uniforms,
+)
 
 # Filtered tokens rank after all others, in their own order: they are still the best guesses left.
 _FILTERED_PENALTY = 1e4
@@ -84,7 +93,7 @@ class Proposer:
         rank_scores = self._rank_scores(logits, scores, positions)
         if not self._is_rejection:
             # Filtered tokens stay behind all others in rank_scores, so its best is the best of the processed scores.
-            return Draws(rank_scores.argmax(-1).tolist(), logits, rank_scores, None)
+            return Draws(best_tokens(rank_scores), logits, rank_scores, None)
         q = scores.softmax(-1)
         if self.saguaro_c != 1.0:
             q = torch.stack(
