@@ -12,6 +12,7 @@ import pytest
 from scripted_bench import INFO, Outcome, ScriptedEngine, command_line
 
 from saguaro_core.bench import main
+from saguaro_core.bench_stretch import Stretching
 from saguaro_core.prompts import KINDS, PROMPTS, WARM_UP
 
 
@@ -80,6 +81,8 @@ def test_an_interrupt_stops_the_run_and_closes_the_engine(bench: Callable[..., O
         (["--placement", "gpu"], "placement is 'gpu'"),
         (["--target", ""], "target is ''"),
         (["--unknown"], "--unknown"),
+        (["--profile", "--memory"], "profile and memory are both given"),
+        (["--cpu-weights", "int3"], "cpu_weights is 'int3'"),
         (["--pair", "wide"], "pair is 'wide'"),
         (["--pair", "stretch", "--draft", "d"], "pair is 'stretch' and brings both models"),
         (["--pair", "stretch", "--stretch-noise", "-1"], "stretch_noise is -1"),
@@ -125,6 +128,26 @@ def test_quick_is_one_prompt_of_each_kind_and_given_sizes_win(bench: Callable[..
     data = bench(ScriptedEngine(), "--quick", "--modes", "ar", "--prompts", "2", "--max-new-tokens", "9").data
     assert data["settings"]["num_prompts"] == 2
     assert data["settings"]["sampling"]["max_new_tokens"] == 9
+
+
+def test_the_stretch_pair_is_made_and_named_a_fixture(
+    bench: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[float] = []
+
+    def make(stretching: Stretching, **_: object) -> Path:
+        asked.append(stretching.noise)
+        return tmp_path
+
+    monkeypatch.setattr("saguaro_core.bench.stretched_target", make)
+    engine = ScriptedEngine()
+    outcome = bench(engine, "--pair", "stretch", "--stretch-noise", "0.1", "--quick", "--modes", "ar")
+    assert asked == [0.1]
+    assert engine.config is not None
+    assert (engine.config.target, engine.config.draft) == (str(tmp_path), "smollm2-135m-instruct")
+    assert "pair: stretch, a fixture of this benchmark" in outcome.out
+    assert (outcome.data["pair"]["name"], outcome.data["pair"]["noise"]) == ("stretch", 0.1)
+    assert outcome.data["settings"]["sampling"]["max_new_tokens"] == 32
 
 
 def test_there_are_eight_different_prompts_of_each_kind() -> None:
