@@ -21,6 +21,7 @@ from saguaro_core.models.manifest import find_fault, write_manifest
 from saguaro_core.models.progress import Progress, ignore_progress
 
 FOLDER = "stretch-benchmark-fixture"
+# The original then agrees with it on nine tokens in ten of eight prompts: with K = 3 an acceptance of 0.73.
 NOISE = 0.04
 MAX_NOISE = 1.0
 _FORMAT = 1
