@@ -7,48 +7,29 @@ messages, so a stop takes effect within one round. A batch takes one place in th
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache, partial
 
 from saguaro_core.config import EngineConfig
 from saguaro_core.decoding.batch_link import BatchLink
 from saguaro_core.decoding.batch_loop import BatchLoop
-from saguaro_core.decoding.detokenizer import Detokenizer
 from saguaro_core.decoding.loop import DecodingLoop
-from saguaro_core.decoding.reporter import RunContext
-from saguaro_core.decoding.sources import CandidateSource, DraftSource, NoDraft, StopRequested
-from saguaro_core.decoding.stopping import AnswerBuilder
-from saguaro_core.decoding.target import TargetSession, Verifier
+from saguaro_core.decoding.sources import NoDraft, StopRequested
+from saguaro_core.decoding.target import TargetSession
 from saguaro_core.draft.child import connect_to_parent
 from saguaro_core.draft.handle import DraftHandle
 from saguaro_core.draft.link import Link
-from saguaro_core.draft.messages import Begin, Configure, LoadDraft, Message, Shutdown, Stop, Submit, SubmitBatch
-from saguaro_core.errors import DraftUnavailable, InvalidRequest, SaguaroError, describe
-from saguaro_core.events import Event, RunFinished, RunStarted
+from saguaro_core.draft.messages import Configure, LoadDraft, Message, Shutdown, Stop, Submit, SubmitBatch
+from saguaro_core.errors import DraftUnavailable, SaguaroError, describe
+from saguaro_core.events import Event, RunFinished
 from saguaro_core.models.build import TargetModel, build_target, hardware_name, software_versions
-from saguaro_core.models.chat import render_prompt
 from saguaro_core.models.linear import has_fbgemm
 from saguaro_core.models.placement import ResolvedPlacement, occupy, resolve_placement
 from saguaro_core.models.rows import RowRunner
+from saguaro_core.run_maker import RunMaker, Seat
 from saguaro_core.status import EngineInfo, EngineState, EngineStatus
 
 logger = logging.getLogger(__name__)
 
 _IDLE_POLL_SECONDS = 1.0
-_PIECES_KEPT = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """Where a run works: its place in the target's cache, and its way to the draft. `receive` takes the run's epoch
-    and a time to wait.
-    """
-
-    session: TargetSession
-    send: Callable[[Message], None]
-    receive: Callable[[int, float], Message | None]
-    timeout: float
 
 
 class EngineServer:
@@ -80,10 +61,9 @@ class EngineServer:
         )
         # Runs alone share one session, so that a chat's next turn starts from what the last one left in the cache.
         self.session = TargetSession(self.target.runner)
-        self.context_length = min(
-            self.config.max_length or self.target.info.context_length, self.target.info.context_length
+        self.maker = RunMaker(
+            self.target, self.draft, self.config, self.placement, emit=self._emit, should_stop=self._should_stop
         )
-        self._piece = lru_cache(_PIECES_KEPT)(lambda token_id: str(self.target.tokenizer.decode([token_id])))
         self._status("loading", f"Loading the draft {self.config.draft}")
         draft = self.placement.draft
         self.draft.start(
@@ -120,7 +100,7 @@ class EngineServer:
             target=self.target.info,
             draft=self.draft.info,
             draft_error=self.draft.error,
-            context_length=self.context_length,
+            context_length=self.maker.context_length,
             num_devices=self.placement.num_devices,
             hardware=hardware_name(),
             versions=software_versions(),
@@ -206,7 +186,7 @@ class EngineServer:
     def _start(self, submit: Submit, seat: Seat) -> DecodingLoop | None:
         """Announce a run; one that cannot start ends with its reason, and the engine goes on."""
         try:
-            prompt, loop = self._prepare(submit, seat)
+            prompt, loop = self.maker.make(submit, seat)
         except StopRequested:
             self.link.send(RunFinished.unstarted(submit.run_id))
         except Exception as error:
@@ -223,75 +203,8 @@ class EngineServer:
         if any(loop.run_context.request.mode != "ar" for loop in loops):
             self.draft.recover(was_lost=any(isinstance(loop.source, NoDraft) for loop in loops))
 
-    def _prepare(self, submit: Submit, seat: Seat) -> tuple[RunStarted, DecodingLoop]:
-        request = submit.request
-        text, prompt_ids = render_prompt(self.target.tokenizer, request.messages)
-        room = self.context_length - len(prompt_ids)
-        if room < 1:
-            raise InvalidRequest(
-                f"the prompt is {len(prompt_ids)} tokens long: with at least one token of answer the context of "
-                f"{self.context_length} tokens cannot hold it. Shorten the prompt."
-            )
-        source = self._source(submit, prompt_ids, room, seat)
-        started = RunStarted(
-            run_id=submit.run_id, started_at=time.time(), prompt=text, prompt_token_ids=tuple(prompt_ids)
-        )
-        return started, DecodingLoop(self._run_context(submit, list(prompt_ids), room, seat), source)
-
-    def _run_context(self, submit: Submit, prompt_ids: list[int], room: int, seat: Seat) -> RunContext:
-        sampling, target = submit.request.sampling, self.target
-        return RunContext(
-            run_id=submit.run_id,
-            request=submit.request,
-            prompt=prompt_ids,
-            target=seat.session,
-            verifier=Verifier(
-                sampling,
-                submit.request.speculation.rule,
-                target.runner.vocabulary_size,
-                self.placement.target.first,
-            ),
-            answer=AnswerBuilder(
-                Detokenizer(target.tokenizer), target.eos_token_ids, sampling.stop, sampling.max_new_tokens, room
-            ),
-            eos_token_ids=target.eos_token_ids,
-            piece=lambda token_id: self._piece(token_id),
-            emit=self._emit,
-            should_stop=partial(self._should_stop, submit.run_id),
-            num_devices=self.placement.num_devices,
-            prefill_chunk=self.config.prefill_chunk,
-        )
-
     def _emit(self, events: list[Event]) -> None:
         self.link.send(*events)
-
-    def _source(self, submit: Submit, prompt_ids: tuple[int, ...], room: int, seat: Seat) -> CandidateSource:
-        """The source of the request's mode. Raises DraftUnavailable: an AR run is never passed off as another mode."""
-        request, should_stop = submit.request, partial(self._should_stop, submit.run_id)
-        if request.mode == "ar":
-            return NoDraft()
-        self.draft.ensure_loaded(should_stop)
-        limit = min(request.sampling.max_new_tokens, room)
-        begin = Begin(
-            epoch=self.draft.next_epoch(),
-            mode=request.mode,
-            prompt_token_ids=tuple(prompt_ids),
-            sampling=request.sampling,
-            speculation=request.speculation,
-            eos_token_ids=tuple(sorted(self.target.eos_token_ids)),
-            lookahead=min(request.speculation.lookahead, limit - 1),
-            prefill_chunk=self.config.prefill_chunk,
-        )
-        return DraftSource(
-            begin,
-            seat.send,
-            partial(seat.receive, begin.epoch),
-            token_ids=self.draft.token_ids,
-            num_columns=self.draft.num_columns,
-            timeout=seat.timeout,
-            should_stop=should_stop,
-            clock=time.perf_counter,
-        )
 
 
 def main() -> int:

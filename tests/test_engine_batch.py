@@ -62,6 +62,13 @@ def test_events_come_as_one_stream_and_leaving_it_stops_the_runs(engine: Engine)
     assert after.wait(30).status == "finished"
 
 
+def test_a_row_that_cannot_start_says_why_and_the_others_decode(engine: Engine, solo: list[EngineRun]) -> None:
+    too_long, *others = start_batch(engine, ("word " * 9000, *PROMPTS[:2]), "ssd", SAMPLINGS[:1] + SAMPLINGS[:2])
+    assert too_long.wait().status == "failed"
+    assert "cannot hold it. Shorten the prompt." in (too_long.finished.error or "")
+    assert [run.wait().token_ids for run in others] == [run.ids for run in solo[:2]]
+
+
 def test_what_is_no_batch_is_refused_before_anything_starts(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match="the batch has 0 requests: give 1 to 16"):
         engine.run_batch({})
