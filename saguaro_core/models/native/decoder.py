@@ -94,7 +94,7 @@ def forward(
         ))  # fmt: skip
         rms_norm(x, norms[2 * layer + 1], eps, h)
         _product(matrices[layer, GATE_UP], h, biases[2][layer], gate_up, threads)
-        gate(gate_up, gated)
+        gate(gate_up.reshape(m, 2, inner), gated)
         _product(matrices[layer, DOWN], gated, biases[3][layer], down, threads)
         add(x, down)
     last = np.empty((wanted.shape[0], hidden), np.float32)

@@ -22,11 +22,12 @@ def _float_of_bits(context: Any, bits: Any) -> Any:
     return types.float32(types.int32), write
 
 
-@njit(cache=True, fastmath=True)
+@njit(cache=True, fastmath=True, inline="always")
 def _exp(x):
     """exp of a float32 of at most 0, within 2 units in the last place (Cephes' polynomial); vectors of it compile."""
     x = max(x, _LOWEST)
-    n = np.floor(x * _LOG2_E + np.float32(0.5))
+    whole = np.int32(x * _LOG2_E - np.float32(0.5))  # The nearest whole number, because the cast drops the fraction.
+    n = np.float32(whole)
     r = x - n * _LN2_HIGH - n * _LN2_LOW
     p = np.float32(1.9875691500e-4)
     p = p * r + np.float32(1.3981999507e-3)
@@ -35,7 +36,7 @@ def _exp(x):
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     p = p * r * r + r + np.float32(1.0)
-    return p * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))  # type: ignore[call-arg]
+    return p * _float_of_bits((whole + np.int32(127)) << np.int32(23))  # type: ignore[call-arg]
 
 
 @njit(cache=True, fastmath=True)
@@ -51,17 +52,20 @@ def rms_norm(x, weight, eps, out):
             out[row, i] = x[row, i] * factor * weight[i]
 
 
-@njit(cache=True, fastmath=True)
+@njit(cache=True, fastmath=True, error_model="numpy")  # A check for division by 0 would keep vectors away.
+def _gate_row(gate_row, up_row, out):
+    for i in range(out.shape[0]):
+        g = gate_row[i]
+        e = _exp(-abs(g))
+        share = np.float32(1.0) / (np.float32(1.0) + e)
+        out[i] = g * up_row[i] * (share if g > np.float32(0.0) else e * share)
+
+
+@njit(cache=True)
 def gate(gate_up, out):
-    """out [m, I] = silu(gate) * up, where gate_up [m, 2 I] holds both."""
-    size = out.shape[1]
+    """out [m, I] = silu(gate) * up, where gate_up [m, 2, I] holds both."""
     for row in range(out.shape[0]):
-        for i in range(size):
-            g = gate_up[row, i]
-            e = _exp(-abs(g))
-            one = np.float32(1.0)
-            share = one / (one + e) if g > np.float32(0.0) else e / (one + e)
-            out[row, i] = g * share * gate_up[row, size + i]
+        _gate_row(gate_up[row, 0], gate_up[row, 1], out[row])
 
 
 @njit(cache=True, fastmath=True)
