@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from saguaro_core.checks.rows import Row, Setting, format_table, reported_in
+from saguaro_core.gpu_check_compile import check_compile
 from saguaro_core.gpu_check_distribution import check_distribution
 from saguaro_core.gpu_check_equality import check_equality
 from saguaro_core.gpu_check_forwards import check_forwards
@@ -43,6 +44,7 @@ CHECKS: Mapping[str, Check] = {
     "placement": Check(check_placement, 45),
     "equality": Check(check_equality, 120),
     "distribution": Check(check_distribution, 80),
+    "compile": Check(check_compile, 60),
     "forwards": Check(check_forwards, 70),
     "rounds": Check(check_rounds, 80),
 }

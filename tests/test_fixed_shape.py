@@ -1,9 +1,11 @@
 """The fixed-shape forwards that GPUs capture as graphs, run here: uncompiled, and compiled by torch.compile."""
 
 import shutil
+from collections.abc import Callable
 
 import pytest
 import torch
+from pretend_cuda import pretend_cuda
 from random_models import VOCABULARY, make_model, make_runner, tokens
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -60,7 +62,7 @@ def check_equal(ordinary: ModelRunner, fixed: FixedShapeRunner, batch: ForwardBa
         return
     assert isinstance(got, Tensor)
     assert got.shape == expected.shape
-    assert torch.allclose(got, expected, atol=CLOSE)
+    assert torch.allclose(got.cpu(), expected.cpu(), atol=CLOSE)
 
 
 def drive(ordinary: ModelRunner, fixed: FixedShapeRunner, *, long: bool) -> None:
@@ -187,13 +189,48 @@ def test_a_shape_that_was_not_prepared_is_not_compiled() -> None:
     assert fixed.fixed
 
 
+def make_pair_on(device: torch.device) -> tuple[ModelRunner, FixedShapeRunner]:
+    with device:
+        model = make_model()
+    ordinary = ModelRunner(model, vocabulary_size=VOCABULARY, context_length=1024, device=device)
+    return ordinary, FixedShapeRunner(
+        model, vocabulary_size=VOCABULARY, context_length=1024, device=device, bucket=BUCKET
+    )
+
+
+def test_captured_graphs_on_a_pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretend_cuda(monkeypatch, 2):
+        ordinary, fixed = make_pair_on(torch.device("cuda", 1))
+        drive(ordinary, fixed, long=True)
+    assert set(fixed.fixed) == {(1, 256), (4, 256), (4, 512)}
+
+
+def waits(self: FixedForward) -> tuple[Tensor, Tensor]:
+    logits = self.inputs.float() * self.inputs.sum().item()
+    return logits, logits.sum().isnan()
+
+
+def copies(self: FixedForward) -> tuple[Tensor, Tensor]:
+    logits = self.inputs.float() + torch.ones(3, 1).to(self.inputs.device)
+    return logits, logits.sum().isnan()
+
+
+@pytest.mark.parametrize("wrong", [waits, copies])
+def test_a_pretended_capture_refuses_what_cuda_refuses(
+    wrong: Callable[[FixedForward], tuple[Tensor, Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pretend_cuda(monkeypatch, 1):
+        ordinary, fixed = make_pair_on(torch.device("cuda", 0))
+        monkeypatch.setattr(FixedForward, "_forward", wrong)
+        drive(ordinary, fixed, long=False)
+    assert not fixed.fixed
+    assert caplog.text.count("not permitted when stream is capturing") == 1
+
+
 @pytest.mark.gpu
 def test_graphs_equal_the_ordinary_forward() -> None:
-    device = torch.device("cuda:0")
-    ordinary, fixed = (
-        cls(make_model().to(device), vocabulary_size=VOCABULARY, context_length=1024, device=device)  # type: ignore[arg-type]
-        for cls in (ModelRunner, FixedShapeRunner)
-    )
-    assert isinstance(fixed, FixedShapeRunner)
+    ordinary, fixed = make_pair_on(torch.device("cuda:0"))
     drive(ordinary, fixed, long=True)
     assert fixed.fixed

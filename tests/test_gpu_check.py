@@ -3,11 +3,16 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pretend_cuda import pretend_cuda
 
+from saguaro_core.checks.local import LocalDraft, LocalEngine
+from saguaro_core.checks.random_models import make_tiny_pair
 from saguaro_core.checks.rows import Problems, Row, Setting, format_table, reported_in
+from saguaro_core.config import SamplingParams, SpeculationConfig
 from saguaro_core.gpu_check import Check, main, run_isolated
 
 REHEARSAL = ["--device", "cpu", "--tiny"]
@@ -22,6 +27,7 @@ NAMES = {
     "distribution: SSD, rejection",
     "distribution: SSD, shared noise",
     "distribution: a wrong rule is caught",
+    "compiled shapes, tiny model",
     "tiny target: decode, 1 row",
     "tiny target: verify, 5 rows",
     "tiny draft: draft step, 1 row",
@@ -48,6 +54,7 @@ def test_every_check_runs_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixtu
         "placement on two devices",
         "target sharded over two devices",
         "AR = SD = SSD, default pair",
+        "compiled shapes, tiny model",
     }
     assert all(rows[name]["detail"] for name in skipped)
     assert rows["tiny target: verify, 5 rows"]["data"]["fixed_ms"] > 0
@@ -74,6 +81,27 @@ def test_a_failing_and_a_raising_check_do_not_stop_the_others(capsys: pytest.Cap
     assert "something is wrong" in shown
     assert "a / b" in shown
     assert "1 passed, 2 failed, 0 skipped, 0 measured" in shown
+
+
+RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "shared noise": ({"temperature": 1.0, "top_k": 20, "top_p": 0.9}, {"fallback": "fast"}),
+    "rejection": ({"temperature": 1.0, "top_p": 0.9}, {"rule": "rejection", "saguaro_c": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_over_two_pretended_gpus_says_what_it_says_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling, speculation = RUNS[name]
+
+    def decode(first: str, second: str) -> tuple[int, ...]:
+        target, draft = make_tiny_pair((first, second), difference=0.1)
+        engine = LocalEngine(target, LocalDraft(draft, second), first)
+        settings = SpeculationConfig(lookahead=2, budget=4, **speculation)
+        return engine.run("ssd", [3, 1, 4, 1, 5], SamplingParams(max_new_tokens=6, **sampling), settings).token_ids
+
+    wanted = decode("cpu", "cpu")
+    with pretend_cuda(monkeypatch, 2):
+        assert decode("cuda:0", "cuda:1") == wanted
 
 
 def test_only_some_checks(capsys: pytest.CaptureFixture[str]) -> None:

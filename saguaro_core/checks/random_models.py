@@ -110,13 +110,16 @@ def make_runner(model: PreTrainedModel, device: str) -> ModelRunner:
     )
 
 
-def make_fixed_runner(model: PreTrainedModel, device: str, *, bucket: int = BUCKET) -> FixedShapeRunner:
+def make_fixed_runner(
+    model: PreTrainedModel, device: str, *, bucket: int = BUCKET, backend: str | None = None
+) -> FixedShapeRunner:
     """A runner with fixed shapes over a random model: CUDA graphs where there is CUDA."""
     return FixedShapeRunner(
         model,
         vocabulary_size=model.config.vocab_size,
         context_length=_CONTEXT_LENGTH,
         device=torch.device(device),
+        backend=backend,
         bucket=bucket,
     )
 
