@@ -181,16 +181,22 @@ class Message(_FromMapping):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One answer to make: the chat so far, the mode, and its settings. The last turn is the user's."""
+    """One answer to make: the chat so far, the mode, and its settings. The last turn is the user's.
+
+    With `reuse_prefix` the run starts from what the caches hold of its prompt; without, it reads the whole prompt, as runs
+    must whose first tokens are compared.
+    """
 
     messages: tuple[Message, ...]
     mode: Mode = "ssd"
     sampling: SamplingParams = field(default_factory=SamplingParams)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     num_alternatives: int = 5
+    reuse_prefix: bool = True
 
     def __post_init__(self) -> None:
         _require_choice("mode", self.mode, MODES)
+        _require(isinstance(self.reuse_prefix, bool), "reuse_prefix", self.reuse_prefix, "give true or false.")
         _require_int("num_alternatives", self.num_alternatives, 0, 20)
         _require(bool(self.messages), "messages", self.messages, "give at least one user message.")
         last = self.messages[-1]
@@ -202,6 +208,7 @@ class GenerationRequest:
         return {
             "mode": self.mode,
             "num_alternatives": self.num_alternatives,
+            "reuse_prefix": self.reuse_prefix,
             "sampling": asdict(self.sampling),
             "speculation": asdict(self.speculation),
         }
@@ -235,8 +242,8 @@ class EngineConfig:
 
     `max_length` limits prompt + answer in tokens (None: the target's own context). Timeouts in seconds.
     `cpu_weights` are the form of the weights on CPUs: int8 and int4 hold quantised checkpoints in their own codes, a
-    byte or half a byte each, and everything else as float16; auto is int8. `compile_shapes` puts the fixed shapes that
-    run on GPUs through torch.compile, which makes loading take minutes.
+    byte or half a byte each, and everything else as float16; auto is float16 for the target and int8 for the draft.
+    `compile_shapes` puts the fixed shapes that run on GPUs through torch.compile, which makes loading take minutes.
     """
 
     target: str = "smollm2-135m-instruct"

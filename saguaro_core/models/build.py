@@ -69,7 +69,8 @@ def build_target(
     if plan.is_cpu:
         on_progress("Preparing the target (the first start compiles it for this processor)", None)
     num_parameters = _count(loaded.model)
-    built = _build(loaded, plan, compile_shapes, cpu_weights)
+    # Several float16 rows cost little more than one, which is what verification needs; of codes one row is cheaper.
+    built = _build(loaded, plan, compile_shapes, "float16" if cpu_weights == "auto" else cpu_weights)
     model = TargetModel(
         built.runner, loaded.tokenizer, loaded.eos_token_ids, _info(loaded, built, num_parameters, plan)
     )

@@ -6,7 +6,7 @@ from numba import njit
 from saguaro_core.models.native.attention import attend, store
 from saguaro_core.models.native.matmul import matmul, matmul_parallel
 from saguaro_core.models.native.steps import add, gate, rms_norm, rotate
-from saguaro_core.models.native.tile import BLOCK, PAIR
+from saguaro_core.models.native.tile import PAIR
 
 QKV, OUT, GATE_UP, DOWN = range(4)
 """The matrices of a layer, in the order of the tables."""
@@ -15,11 +15,10 @@ QKV, OUT, GATE_UP, DOWN = range(4)
 @njit(cache=True)
 def _product(matrix, x, bias, out, threads):
     """out = x @ W.T + bias; `matrix` is (format, address of the weights, address of the scales)."""
-    sums = np.empty((x.shape[0], x.shape[1] // BLOCK), np.float32)
     if threads is None:  # Resolved when this compiles: one core never loads a thread pool.
-        matmul(matrix[0], matrix[1], matrix[2], x, sums, out)
+        matmul(matrix[0], matrix[1], matrix[2], x, out)
     else:
-        matmul_parallel(matrix[0], matrix[1], matrix[2], x, sums, out, threads)
+        matmul_parallel(matrix[0], matrix[1], matrix[2], x, out, threads)
     if bias.shape[0]:
         for row in range(out.shape[0]):
             for i in range(bias.shape[0]):

@@ -11,14 +11,16 @@ FLOAT, HALF, INT8, INT8_OFFSET, INT4_OFFSET = range(5)
 _float_pair, _half_pair, _int8_pair, _int8_offset_pair, _int4_offset_pair = (make_pair(f) for f in FORMATS.values())
 _BLOCK_BYTES = tuple(form.block_bytes for form in FORMATS.values())
 _SCALE_BYTES = tuple(form.scale_bytes for form in FORMATS.values())
+_LARGEST_INPUT = 32767.0
+_NO_BLOCKS = np.zeros((1, 1, 2), np.float32)
 
 
 @njit(cache=True)
-def _multiply_pairs(kind, weights, scales, x, sums, out, first, last):
+def _multiply_pairs(kind, weights, scales, x, x_blocks, out, first, last):
     """Pairs of tiles first..last of the product. Rows go in groups that the registers hold, all of them in turn."""
     num_rows, n = x.shape[0], x.shape[1] // BLOCK
     groups = -(-num_rows // MAX_ROWS)
-    dx, dt, do = x.strides[0], sums.strides[0], out.strides[0]
+    dx, db, do = x.strides[0], x_blocks.strides[0], out.strides[0]
     stride = n * _BLOCK_BYTES[kind]
     for pair in range(first, last):
         w = weights + 2 * pair * stride
@@ -26,46 +28,69 @@ def _multiply_pairs(kind, weights, scales, x, sums, out, first, last):
         for group in range(groups):
             row = group * num_rows // groups
             rows = (group + 1) * num_rows // groups - row
-            xr, tr = x.ctypes.data + row * dx, sums.ctypes.data + row * dt
+            xr, b = x.ctypes.data + row * dx, x_blocks.ctypes.data + row * db
             o = out.ctypes.data + row * do + pair * PAIR * 4
             if kind == HALF:
-                _half_pair(rows, w, stride, s, xr, dx, tr, dt, o, do, n)
+                _half_pair(rows, w, stride, s, xr, dx, b, db, o, do, n)
             elif kind == INT8:
-                _int8_pair(rows, w, stride, s, xr, dx, tr, dt, o, do, n)
+                _int8_pair(rows, w, stride, s, xr, dx, b, db, o, do, n)
             elif kind == INT8_OFFSET:
-                _int8_offset_pair(rows, w, stride, s, xr, dx, tr, dt, o, do, n)
+                _int8_offset_pair(rows, w, stride, s, xr, dx, b, db, o, do, n)
             else:
-                _int4_offset_pair(rows, w, stride, s, xr, dx, tr, dt, o, do, n)
+                _int4_offset_pair(rows, w, stride, s, xr, dx, b, db, o, do, n)
 
 
-@njit(cache=True, fastmath=True)
-def _sum_blocks(x, sums):
-    for row in range(x.shape[0]):
-        for block in range(x.shape[1] // BLOCK):
-            total = np.float32(0.0)
-            for i in range(BLOCK):
-                total += x[row, block * BLOCK + i]
-            sums[row, block] = total
+@njit(cache=True, fastmath=True, error_model="numpy")
+def _quantise_block(x, codes, scale_and_sum):
+    """int16 codes of one block, its scale and its sum; a block of zeros has scale 0."""
+    largest, total = np.float32(0.0), np.float32(0.0)
+    for i in range(BLOCK):
+        largest = max(largest, abs(x[i]))
+        total += x[i]
+    inverse = np.float32(0.0) if largest == np.float32(0.0) else np.float32(_LARGEST_INPUT) / largest
+    for i in range(BLOCK):
+        value = x[i] * inverse
+        codes[i] = np.int16(np.int32(value + (np.float32(0.5) if value > np.float32(0.0) else np.float32(-0.5))))
+    scale_and_sum[0], scale_and_sum[1] = largest / np.float32(_LARGEST_INPUT), total
 
 
 @njit(cache=True)
-def matmul(kind, weights, scales, x, sums, out):
-    """out [m, N] = x [m, K] @ W.T, all float32; `weights` and `scales` are addresses of a packed matrix.
+def _quantise(x):
+    """x [m, K] as int16 [m, K] with scale and sum of each block [m, K / 32, 2]."""
+    num_rows, num_blocks = x.shape[0], x.shape[1] // BLOCK
+    codes, x_blocks = np.empty(x.shape, np.int16), np.empty((num_rows, num_blocks, 2), np.float32)
+    for row in range(num_rows):
+        for block in range(num_blocks):
+            inputs = slice(block * BLOCK, (block + 1) * BLOCK)
+            _quantise_block(x[row, inputs], codes[row, inputs], x_blocks[row, block])
+    return codes, x_blocks
 
-    sums [m, K / 32] is scratch. N and K are multiples of 32. A row of the result does not depend on the other rows.
+
+@njit(cache=True)
+def matmul(kind, weights, scales, x, out):
+    """out [m, N] = x [m, K] @ W.T, both float32; `weights` and `scales` are addresses of a packed matrix.
+
+    N and K are multiples of 32. A row of the result does not depend on the other rows.
     """
-    _sum_blocks(x, sums)
-    _multiply_pairs(kind, weights, scales, x, sums, out, 0, out.shape[1] // PAIR)
+    num_pairs = out.shape[1] // PAIR
+    if kind == HALF:
+        _multiply_pairs(kind, weights, scales, x, _NO_BLOCKS, out, 0, num_pairs)
+    else:
+        codes, x_blocks = _quantise(x)
+        _multiply_pairs(kind, weights, scales, codes, x_blocks, out, 0, num_pairs)
 
 
 @njit(cache=True, parallel=True)
-def matmul_parallel(kind, weights, scales, x, sums, out, num_threads):
+def matmul_parallel(kind, weights, scales, x, out, num_threads):
     """The same with the tiles shared out between threads; every number has the same bits."""
-    _sum_blocks(x, sums)
     num_pairs = out.shape[1] // PAIR
+    codes, x_blocks = _quantise(x)
     for share in prange(num_threads):
         first, last = share * num_pairs // num_threads, (share + 1) * num_pairs // num_threads
-        _multiply_pairs(kind, weights, scales, x, sums, out, first, last)
+        if kind == HALF:
+            _multiply_pairs(kind, weights, scales, x, x_blocks, out, first, last)
+        else:
+            _multiply_pairs(kind, weights, scales, codes, x_blocks, out, first, last)
 
 
 @njit(cache=True)

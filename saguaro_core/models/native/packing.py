@@ -78,11 +78,17 @@ def pack(matrix: Matrix, *, four_bit: bool = False) -> Packed:
         return _packed("half", _tiles(matrix), np.empty(0, np.float16), matrix.shape)
     codes = _tiles(matrix.codes)
     if matrix.offset is None:
-        return _packed("int8", codes, _tiles(matrix.scale), matrix.shape)
+        return _packed("int8", _paired(codes), _tiles(matrix.scale), matrix.shape)
     scales = np.stack([_tiles(matrix.scale), _tiles(matrix.offset)], axis=2)
     if four_bit and codes.min() >= 0 and codes.max() <= _HIGHEST_4_BIT:
-        return _packed("int4_offset", codes[:, 0::2] | (codes[:, 1::2] << 4), scales, matrix.shape)
-    return _packed("int8_offset", codes, scales, matrix.shape)
+        pairs = _paired(codes)
+        return _packed("int4_offset", pairs[:, 0::2] | (pairs[:, 1::2] << 4), scales, matrix.shape)
+    return _packed("int8_offset", _paired(codes), scales, matrix.shape)
+
+
+def _paired(tiles: NDArray[np.int8]) -> NDArray[np.int8]:
+    """[tiles, K, 16] as [tiles, K / 2, 16, 2]: two inputs of an output side by side."""
+    return np.ascontiguousarray(tiles.reshape(len(tiles), -1, 2, TILE).swapaxes(2, 3))
 
 
 def _tiles(matrix: NDArray[Any]) -> NDArray[Any]:
@@ -102,10 +108,10 @@ def unpack_rows(packed: Packed, outputs: NDArray[np.int64]) -> NDArray[np.float3
     if packed.kind == _KINDS["half"]:
         halves = packed.codes.view(np.float16).reshape(-1, packed.num_inputs, TILE)
         return halves[tile, :, lane].astype(np.float32)
-    codes = packed.codes.view(np.int8).reshape(-1, packed.num_inputs, TILE)
+    codes = packed.codes.view(np.int8).reshape(-1, packed.num_inputs // 2, TILE, 2)
     scales = packed.scales.view(np.float16).reshape(len(codes), packed.num_inputs // BLOCK, -1, TILE)
     offset = scales[tile, :, 1, lane] if scales.shape[2] > 1 else None
-    return Blocks(codes[tile, :, lane], scales[tile, :, 0, lane], offset).dense()
+    return Blocks(codes[tile, :, lane].reshape(len(outputs), -1), scales[tile, :, 0, lane], offset).dense()
 
 
 class Arena:

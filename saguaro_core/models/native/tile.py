@@ -4,6 +4,9 @@ The compiler's own vectoriser would sum along the inputs, so that a row's result
 computed with it. Here each of the 8 lanes of a vector belongs to one output and adds its products in the order of
 the inputs: a row has the same bits alone and among others, which makes verification agree with plain decoding
 exactly. LLVM lowers the vectors to whatever the processor has.
+
+Quantised weights are multiplied as integers: codes by inputs of 16 bits, which share one scale in each block. The sum
+of a block is exact; the rounding of the inputs, at most 2^-16 of the largest in their block, is the only error.
 """
 
 from collections.abc import Callable
@@ -22,17 +25,23 @@ PAIR = 2 * TILE
 """Outputs of two neighbouring tiles, the least that is computed at once."""
 BLOCK = 32
 """Inputs that share one scale and one offset."""
+X_BLOCK_BYTES = 8
+"""Scale and sum of a block of x."""
 MAX_ROWS = 6
 """More rows than this would not keep their sums in registers."""
 
-_UNROLLED = 8
+_UNROLLED_INPUTS = 8
+_UNROLLED_INTEGER_INPUTS = 4  # LLVM may reorder sums of integers: of many steps at once it keeps too much in hand.
 _PREFETCH_BYTES = 4096  # Measured: nearer ones arrive late, because a tile is read faster than memory answers.
 
 _FLOAT, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FLOATS = ir.VectorType(_FLOAT, LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
-_BYTES = ir.VectorType(_I8, LANES)
 _INTS = ir.VectorType(_I32, LANES)
+# Two inputs for each output.
+_BYTE_PAIRS = ir.VectorType(_I8, 2 * LANES)
+_SHORT_PAIRS = ir.VectorType(ir.IntType(16), 2 * LANES)
+_INT_PAIRS = ir.VectorType(_I32, 2 * LANES)
 
 Vectors = list[Any]
 
@@ -63,10 +72,12 @@ class _Emitter:
     def halves(self, address: Any, offset: int) -> Any:
         return self.builder.fpext(self.load(address, offset, _HALVES, 2), _FLOATS)
 
-    def splat(self, address: Any, offset: int) -> Any:
-        undefined = ir.Constant(_FLOATS, ir.Undefined)
-        one = self.builder.insert_element(undefined, self.load(address, offset, _FLOAT, 4), ir.Constant(_I32, 0))
-        return self.builder.shuffle_vector(one, undefined, ir.Constant(_INTS, [0] * LANES))
+    def splat(self, address: Any, offset: int, kind: Any = _FLOATS) -> Any:
+        """One number in all lanes of a vector of `kind`."""
+        undefined = ir.Constant(kind, ir.Undefined)
+        one = self.load(address, offset, kind.element, 4)
+        first = self.builder.insert_element(undefined, one, ir.Constant(_I32, 0))
+        return self.builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * LANES))
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         name = f"llvm.fma.v{LANES}f32"
@@ -82,22 +93,38 @@ class _Emitter:
         place = self.builder.inttoptr(self.builder.add(address, _constant(offset)), pointer)
         self.builder.call(function, [place, *(ir.Constant(_I32, value) for value in (0, 3, 1))])
 
-    def variables(self, rows: int, vectors: int) -> list[Vectors]:
+    def variables(self, rows: int, vectors: int, kind: Any = _FLOATS) -> list[Vectors]:
         """Running sums; LLVM keeps them in registers."""
-        zero = ir.Constant(_FLOATS, [0.0] * LANES)
-        variable: Callable[[Any, Any], Any] = cgutils.alloca_once_value
-        return [[variable(self.builder, zero) for _ in range(vectors)] for _ in range(rows)]
+        variable: Callable[[Any, Any], Any] = cgutils.alloca_once
+        return [[variable(self.builder, kind) for _ in range(vectors)] for _ in range(rows)]
 
     def clear(self, sums: list[Vectors]) -> None:
         for row in sums:
             for place in row:
-                self.builder.store(ir.Constant(_FLOATS, [0.0] * LANES), place)
+                kind = place.type.pointee
+                self.builder.store(ir.Constant(kind, [0] * LANES), place)
 
     def multiply(self, weights: Vectors, x_rows: list[Any], offset: int, sums: list[Vectors]) -> None:
+        """sums += weights * x of one input."""
         for address, row in zip(x_rows, sums, strict=True):
             value = self.splat(address, offset)
             for weight, place in zip(weights, row, strict=True):
                 self.builder.store(self.fma(weight, value, self.builder.load(place)), place)
+
+    def multiply_pairs(self, weights: Vectors, x_rows: list[Any], offset: int, sums: list[Vectors]) -> None:
+        """sums += codes * x of two inputs, all integers."""
+        wide = [self.builder.sext(weight, _INT_PAIRS) for weight in weights]
+        for address, row in zip(x_rows, sums, strict=True):
+            pair = self.builder.bitcast(self.splat(address, offset, _INTS), _SHORT_PAIRS)
+            value = self.builder.sext(pair, _INT_PAIRS)
+            for weight, place in zip(wide, row, strict=True):
+                both = self.builder.mul(weight, value)
+                total = self.builder.add(self._every_second(both, 0), self._every_second(both, 1))
+                self.builder.store(self.builder.add(self.builder.load(place), total), place)
+
+    def _every_second(self, pairs: Any, first: int) -> Any:
+        lanes = ir.Constant(_INTS, list(range(first, 2 * LANES, 2)))
+        return self.builder.shuffle_vector(pairs, ir.Constant(_INT_PAIRS, ir.Undefined), lanes)
 
 
 # -- formats: how the bytes of a tile become vectors ------------------------------------------------------------------
@@ -112,37 +139,34 @@ def _half_step(emit: _Emitter, address: Any, vectors: int) -> list[Vectors]:
 
 
 def _int8_step(emit: _Emitter, address: Any, vectors: int) -> list[Vectors]:
-    codes = [emit.load(address, LANES * v, _BYTES, 1) for v in range(vectors)]
-    return [[emit.builder.sitofp(emit.builder.sext(code, _INTS), _FLOATS) for code in codes]]
+    codes = [emit.load(address, 2 * LANES * v, _BYTE_PAIRS, 1) for v in range(vectors)]
+    return [[emit.builder.sext(code, _SHORT_PAIRS) for code in codes]]
 
 
 def _int4_step(emit: _Emitter, address: Any, vectors: int) -> list[Vectors]:
-    """Two inputs: the low half of each byte, then the high one."""
+    """Four inputs: the low halves of the bytes are the first two, the high halves the others."""
     builder = emit.builder
-    codes = [builder.zext(emit.load(address, LANES * v, _BYTES, 1), _INTS) for v in range(vectors)]
-    low = [builder.and_(code, ir.Constant(_INTS, [15] * LANES)) for code in codes]
-    high = [builder.lshr(code, ir.Constant(_INTS, [4] * LANES)) for code in codes]
-    return [[builder.sitofp(code, _FLOATS) for code in part] for part in (low, high)]
+    codes = [builder.zext(emit.load(address, 2 * LANES * v, _BYTE_PAIRS, 1), _SHORT_PAIRS) for v in range(vectors)]
+    low = [builder.and_(code, ir.Constant(_SHORT_PAIRS, [15] * 2 * LANES)) for code in codes]
+    high = [builder.lshr(code, ir.Constant(_SHORT_PAIRS, [4] * 2 * LANES)) for code in codes]
+    return [low, high]
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How weights are stored. A step is what is decoded at once: `step_inputs` inputs in `step_bytes` bytes of a tile,
-    `lane_bytes` for each output.
+    """How weights are stored. A step is what is decoded at once: `step_inputs` inputs of a tile in `step_bytes` bytes,
+    in `parts` that are multiplied one after the other.
 
-    has_scale: weight = scale * code, scales being float16 [block][output]; has_offset: + offset, [block][scale,
-    offset][output].
+    is_integer: weight = scale * code, x being int16; scales are float16 [block][output]. has_offset: + offset,
+    [block][scale, offset][output].
     """
 
     decode: Callable[[_Emitter, Any, int], list[Vectors]]
     step_inputs: int
-    lane_bytes: int
-    has_scale: bool
-    has_offset: bool
-
-    @property
-    def step_bytes(self) -> int:
-        return self.lane_bytes * TILE
+    step_bytes: int
+    parts: int = 1
+    is_integer: bool = False
+    has_offset: bool = False
 
     @property
     def block_bytes(self) -> int:
@@ -152,57 +176,66 @@ class Format:
     @property
     def scale_bytes(self) -> int:
         """Bytes of the scales and offsets of one block of a tile."""
-        return 2 * TILE * (self.has_scale + self.has_offset)
+        return 2 * TILE * (self.is_integer + self.has_offset)
+
+    @property
+    def x_bytes(self) -> int:
+        """Bytes of one input."""
+        return 2 if self.is_integer else 4
 
 
 FORMATS = {
-    "float": Format(_float_step, 1, 4, has_scale=False, has_offset=False),
-    "half": Format(_half_step, 1, 2, has_scale=False, has_offset=False),
-    "int8": Format(_int8_step, 1, 1, has_scale=True, has_offset=False),
-    "int8_offset": Format(_int8_step, 1, 1, has_scale=True, has_offset=True),
-    "int4_offset": Format(_int4_step, 2, 1, has_scale=True, has_offset=True),
+    "float": Format(_float_step, 1, 4 * TILE),
+    "half": Format(_half_step, 1, 2 * TILE),
+    "int8": Format(_int8_step, 2, 2 * TILE, is_integer=True),
+    "int8_offset": Format(_int8_step, 2, 2 * TILE, is_integer=True, has_offset=True),
+    "int4_offset": Format(_int4_step, 4, 2 * TILE, parts=2, is_integer=True, has_offset=True),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Addresses of the rows of a product: x, the sums of its blocks, and the result."""
+    """Addresses of the rows of a product: x, the scale and sum of each of its blocks, and the result."""
 
     x: list[Any]
-    sums: list[Any]
+    x_blocks: list[Any]
     out: list[Any]
 
 
 def _write_block(emit: _Emitter, form: Format, tiles: list[Any], x_rows: list[Any], sums: list[Vectors]) -> None:
-    """sums += codes * x for one block of each tile, given by its address."""
-    loop_bytes = _UNROLLED * form.step_bytes
-    with cgutils.for_range(emit.builder, _constant(BLOCK // form.step_inputs // _UNROLLED)) as loop:
-        bases = [emit.add(tile, loop.index, loop_bytes) for tile in tiles]
-        x_base = [emit.add(x, loop.index, 4 * _UNROLLED * form.step_inputs) for x in x_rows]
+    """sums += weights * x, or codes * x, for one block of each tile, given by its address."""
+    unrolled = (_UNROLLED_INTEGER_INPUTS if form.is_integer else _UNROLLED_INPUTS) // form.step_inputs
+    multiply = emit.multiply_pairs if form.is_integer else emit.multiply
+    part_bytes = form.step_inputs // form.parts * form.x_bytes
+    with cgutils.for_range(emit.builder, _constant(BLOCK // form.step_inputs // unrolled)) as loop:
+        bases = [emit.add(tile, loop.index, unrolled * form.step_bytes) for tile in tiles]
+        x_base = [emit.add(x, loop.index, unrolled * form.step_inputs * form.x_bytes) for x in x_rows]
         for base in bases:
-            for offset in range(0, loop_bytes, 64):
+            for offset in range(0, unrolled * form.step_bytes, 64):
                 emit.prefetch(base, _PREFETCH_BYTES + offset)
-        for step in range(_UNROLLED):
+        for step in range(unrolled):
             addresses = [emit.builder.add(base, _constant(step * form.step_bytes)) for base in bases]
             decoded = [form.decode(emit, address, TILE // LANES) for address in addresses]
-            for part in range(form.step_inputs):
+            for part in range(form.parts):
                 weights = [vector for tile in decoded for vector in tile[part]]
-                emit.multiply(weights, x_base, 4 * (step * form.step_inputs + part), sums)
+                multiply(weights, x_base, (step * form.parts + part) * part_bytes, sums)
 
 
 def _write_scales(
-    emit: _Emitter, form: Format, tiles: list[Any], block_sums: list[Any], blocks: list[Vectors], sums: list[Vectors]
+    emit: _Emitter, form: Format, tiles: list[Any], x_blocks: list[Any], blocks: list[Vectors], sums: list[Vectors]
 ) -> None:
-    """sums += scale * block + offset * sum of x, once for each block; `tiles` are the addresses of their scales."""
+    """sums += scale * scale of x * block + offset * sum of x; `tiles` are the addresses of the scales of one block."""
+    builder = emit.builder
     for v in range(len(sums[0])):
         address, lane = tiles[v * LANES // TILE], v * LANES % TILE
         scale = emit.halves(address, 2 * lane)
         offset = emit.halves(address, 2 * TILE + 2 * lane) if form.has_offset else None
         for row, place in enumerate(vectors[v] for vectors in sums):
-            total = emit.fma(scale, emit.builder.load(blocks[row][v]), emit.builder.load(place))
+            both = builder.fmul(scale, emit.splat(x_blocks[row], 0))
+            total = emit.fma(builder.sitofp(builder.load(blocks[row][v]), _FLOATS), both, builder.load(place))
             if offset is not None:
-                total = emit.fma(offset, emit.splat(block_sums[row], 0), total)
-            emit.builder.store(total, place)
+                total = emit.fma(offset, emit.splat(x_blocks[row], 4), total)
+            builder.store(total, place)
 
 
 def _write_product(
@@ -212,16 +245,16 @@ def _write_product(
     vectors = len(weights) * TILE // LANES
     sums = emit.variables(len(rows.x), vectors)
     emit.clear(sums)
-    blocks = emit.variables(len(rows.x), vectors) if form.has_scale else sums
+    blocks = emit.variables(len(rows.x), vectors, _INTS) if form.is_integer else sums
     with cgutils.for_range(emit.builder, num_blocks) as loop:
-        x_rows = [emit.add(address, loop.index, 4 * BLOCK) for address in rows.x]
-        if form.has_scale:
+        x_rows = [emit.add(address, loop.index, form.x_bytes * BLOCK) for address in rows.x]
+        if form.is_integer:
             emit.clear(blocks)
         _write_block(emit, form, [emit.add(w, loop.index, form.block_bytes) for w in weights], x_rows, blocks)
-        if form.has_scale:
-            block_sums = [emit.add(address, loop.index, 4) for address in rows.sums]
+        if form.is_integer:
+            x_blocks = [emit.add(address, loop.index, X_BLOCK_BYTES) for address in rows.x_blocks]
             tiles = [emit.add(s, loop.index, form.scale_bytes) for s in scales]
-            _write_scales(emit, form, tiles, block_sums, blocks, sums)
+            _write_scales(emit, form, tiles, x_blocks, blocks, sums)
     for address, row in zip(rows.out, sums, strict=True):
         for v, place in enumerate(row):
             emit.store(emit.builder.load(place), address, 4 * LANES * v)
@@ -231,12 +264,12 @@ def make_pair(form: Format) -> Any:
     """A numba intrinsic: the product of 1 to 6 rows with two neighbouring tiles, 32 outputs.
 
     Its arguments are the number of rows, then addresses and byte strides: (rows, weights, tile_stride, scales, x,
-    x_stride, sums_of_x, sums_stride, out, out_stride, num_blocks). A tile's weights are [block][input][output];
-    sums_of_x holds the sum of each block of x; everything but weights and scales is float32.
+    x_stride, x_blocks, x_blocks_stride, out, out_stride, num_blocks). A tile's weights are [block][step][output]; x is
+    float32, or int16 for integer formats, where x_blocks holds scale and sum of each block of x, float32.
     """
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        num_rows, weights, stride, scales, x, x_stride, sums, sums_stride, out, out_stride, num_blocks = args
+        num_rows, weights, stride, scales, x, x_stride, x_blocks, blocks_stride, out, out_stride, num_blocks = args
         emit = _Emitter(builder)
         scale_stride = builder.mul(num_blocks, _constant(form.scale_bytes))
         for count in range(1, MAX_ROWS + 1):
@@ -252,7 +285,7 @@ def make_pair(form: Format) -> Any:
                     ]
                     for base, step in ((weights, stride), (scales, scale_stride))
                 )
-                places = ((x, x_stride), (sums, sums_stride), (emit.add(out, part.index, 4 * TILE), out_stride))
+                places = ((x, x_stride), (x_blocks, blocks_stride), (emit.add(out, part.index, 4 * TILE), out_stride))
                 rows = _Rows(
                     *(
                         [builder.add(base, builder.mul(step, _constant(r))) for r in range(count)]
@@ -264,8 +297,8 @@ def make_pair(form: Format) -> Any:
 
     @intrinsic
     def pair(
-        context: Any, rows: Any, weights: Any, tile_stride: Any, scales: Any, x: Any, x_stride: Any, sums_of_x: Any,
-        sums_stride: Any, out: Any, out_stride: Any, num_blocks: Any,
+        context: Any, rows: Any, weights: Any, tile_stride: Any, scales: Any, x: Any, x_stride: Any, x_blocks: Any,
+        blocks_stride: Any, out: Any, out_stride: Any, num_blocks: Any,
     ) -> Any:  # fmt: skip
         return types.void(*[types.intp] * 11), write
 
