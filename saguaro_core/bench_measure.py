@@ -52,7 +52,9 @@ class BenchPlan:
         return self.repeats * len(self.prompts) * len(self.columns)
 
     def request(self, mode: Mode, prompt: BenchPrompt, max_new_tokens: int | None = None) -> GenerationRequest:
-        """The request of one run. Alternatives are left out: nobody looks at them here."""
+        """The request of one run. Alternatives are left out: nobody looks at them here. Every run reads its whole
+        prompt, so that first tokens compare.
+        """
         cap = self.sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
         return GenerationRequest(
             messages=(Message(role="user", content=prompt.text),),
@@ -60,6 +62,7 @@ class BenchPlan:
             sampling=replace(self.sampling, max_new_tokens=cap),
             speculation=self.speculation,
             num_alternatives=0,
+            reuse_prefix=False,
         )
 
 

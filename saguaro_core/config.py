@@ -183,8 +183,8 @@ class Message(_FromMapping):
 class GenerationRequest:
     """One answer to make: the chat so far, the mode, and its settings. The last turn is the user's.
 
-    With `reuse_prefix` the run starts from what the caches hold of its prompt; without, it reads the whole prompt, as runs
-    must whose first tokens are compared.
+    With `reuse_prefix` the run starts from what the caches hold of its prompt; without, it reads the whole prompt, as
+    runs must whose first tokens are compared.
     """
 
     messages: tuple[Message, ...]

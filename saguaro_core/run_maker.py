@@ -62,6 +62,8 @@ class RunMaker:
                 f"the prompt is {len(prompt_ids)} tokens long: with at least one token of answer the context of "
                 f"{self.context_length} tokens cannot hold it. Shorten the prompt."
             )
+        if not submit.request.reuse_prefix:
+            seat.session.forget()
         source = self._source(submit, prompt_ids, room, seat)
         started = RunStarted(
             run_id=submit.run_id, started_at=time.time(), prompt=text, prompt_token_ids=tuple(prompt_ids)
@@ -108,6 +110,7 @@ class RunMaker:
             eos_token_ids=tuple(sorted(self.target.eos_token_ids)),
             lookahead=min(request.speculation.lookahead, limit - 1),
             prefill_chunk=self.config.prefill_chunk,
+            reuse_prefix=request.reuse_prefix,
         )
         return DraftSource(
             begin,

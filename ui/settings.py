@@ -89,7 +89,12 @@ class CompareSettings:
         if self.system_prompt.strip():
             messages.insert(0, Message(role="system", content=self.system_prompt))
         return GenerationRequest(
-            messages=tuple(messages), mode=mode, sampling=self.sampling, speculation=self.speculation
+            messages=tuple(messages),
+            mode=mode,
+            sampling=self.sampling,
+            speculation=self.speculation,
+            # Lanes are compared: none may find the prompt read by the one before it.
+            reuse_prefix=False,
         )
 
 

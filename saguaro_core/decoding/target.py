@@ -30,6 +30,10 @@ class TargetSession:
         """How many slots are valid. What a verification wrote beyond the accepted tokens is not, once kept from."""
         return len(self.trunk)
 
+    def forget(self) -> None:
+        """Start the next request from an empty cache."""
+        self.trunk.forget()
+
     def prefill(self, prompt: list[int], chunk: int) -> Iterator[float]:
         """Read all tokens but the last, which the first round verifies from; yields the share done after each chunk."""
         last = len(prompt) - 1

@@ -58,7 +58,10 @@ class DraftFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Engine to draft: a new request. It answers with the first speculation, for round 0."""
+    """Engine to draft: a new request. It answers with the first speculation, for round 0.
+
+    Without `reuse_prefix` it reads the whole prompt, whatever its cache holds.
+    """
 
     epoch: int
     mode: Mode
@@ -68,6 +71,7 @@ class Begin:
     eos_token_ids: tuple[int, ...]
     lookahead: int
     prefill_chunk: int = 256
+    reuse_prefix: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,8 @@ class Speculator:
         self.backup = FastBackup(self.context, tables)
         self.branches, self.drafted = Branches(), Drafted()
         self.spans = SpanLog()
+        if not request.reuse_prefix:
+            self.trunk.forget()
         self._estimates = DraftEstimates(num_reused=self.trunk.reuse(self.context))
         yield from self._prefill()
         answer = yield from self._answer("compulsory", None, request.lookahead)
