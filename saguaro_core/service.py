@@ -68,8 +68,14 @@ class _Tally:
 
 @dataclass(slots=True)
 class RunTimes:
-    """What this run has measured: verifications by rows, draft steps, acceptance by source, tokens per second."""
+    """What this run has measured: verifications by rows, draft steps, acceptance by source, tokens per second.
 
+    Of `batch_size` sequences decoded together all wait for a longer verification, and for every step of the draft;
+    `waiting` is how many of them wait for each one that a step helps, as those that need steps make them together.
+    """
+
+    batch_size: int = 1
+    waiting: float = 1.0
     verify: RowTimes = field(default_factory=lambda: RowTimes(prior_slope=0.04))
     branch_pass: RowTimes = field(default_factory=lambda: RowTimes(prior_slope=0.05))
     num_steps: int = 0
@@ -126,6 +132,6 @@ class RunTimes:
             longest,
             acceptance=self.acceptance(source),
             rate=rate,
-            step_seconds=self.step_seconds,
-            verify_seconds=self.verify.seconds,
+            step_seconds=self.step_seconds * self.waiting,
+            verify_seconds=lambda rows: self.batch_size * self.verify.seconds(rows),
         )

@@ -269,3 +269,18 @@ def test_times_are_not_judged_before_they_are_known() -> None:
     assert times.length("neural", 0, 4) is None
     times.observe_step(0.001)
     assert times.length("neural", 0, 4) == 4
+
+
+@pytest.mark.parametrize(("batch_size", "waiting", "expected"), [(1, 1.0, 3), (8, 1.0, 3), (8, 2.0, 2), (8, 8.0, 0)])
+def test_in_a_batch_a_step_must_be_worth_the_time_of_all_who_wait(
+    batch_size: int, waiting: float, expected: int
+) -> None:
+    times = RunTimes(batch_size=batch_size, waiting=waiting)
+    for _ in range(20):
+        times.observe_round("neural", 3, 2, verify_seconds=0.1, seconds=0.1)
+        times.observe_step(0.006)
+    # Rows of equal count have the prior's slope, which is almost nothing here.
+    times.verify = RowTimes(prior_slope=1e-6)
+    for _ in range(MIN_ROUNDS):
+        times.verify.add(4, 0.1)
+    assert times.length("neural", 0, 3) == expected

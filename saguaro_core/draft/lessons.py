@@ -41,7 +41,7 @@ class Lessons:
         self._service: ServicePolicy = "full" if must_be_full else speculation.service
         self.planner = FanOutPlanner(speculation)
         self.chooser = FallbackChooser(speculation.fallback, batch_size)
-        self.times = RunTimes()
+        self.times = RunTimes(batch_size=batch_size)
         self._unranked: _Unranked | None = None
 
     def observe(self, drafted: Drafted, outcome: Outcome, verify_seconds: float, waited: float, seconds: float) -> None:
@@ -56,6 +56,9 @@ class Lessons:
         self._unranked = _Unranked(drafted.state, num_drafted, outcome, known, next_drafted)
         self.chooser.observe_round(drafted.state == "hit", outcome.accepted, verify_seconds or waited)
         self.times.observe_round(drafted.source, num_drafted, outcome.accepted, verify_seconds, seconds)
+        # Steps are for sequences that missed: this one, and of the others as many as do.
+        size = self.times.batch_size
+        self.times.waiting = size / (1 + (size - 1) * (1 - self.chooser.hit_rate.value))
 
     def read_ranking(self, proposer: Proposer) -> None:
         """Feed the last round to the fan-out's estimates: where among the candidates was the real bonus token?"""
