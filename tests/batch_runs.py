@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from local_engine import LetterTokenizer, LocalRun
-from served_draft import MemoryLink
+from local_engine import LocalRun
 
+from saguaro_core.checks.local import LetterTokenizer, MemoryLink
 from saguaro_core.config import GenerationRequest, Message, Mode, SamplingParams, SpeculationConfig
 from saguaro_core.decoding.batch_link import BatchLink
 from saguaro_core.decoding.batch_loop import BatchLoop

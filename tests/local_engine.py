@@ -4,10 +4,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
+from saguaro_core.checks.local import LetterTokenizer
 from saguaro_core.config import GenerationRequest, Message, Mode, SamplingParams, SpeculationConfig
 from saguaro_core.decoding.detokenizer import Detokenizer
 from saguaro_core.decoding.loop import DecodingLoop
@@ -23,19 +24,6 @@ from saguaro_core.models.runner import Runner
 from saguaro_core.verification import Outcome
 
 ALL_PASSES = 10_000
-
-
-class LetterTokenizer:
-    """Token i reads as one letter."""
-
-    all_special_ids: ClassVar[list[int]] = []
-    added_tokens_decoder: ClassVar[dict[int, Any]] = {}
-
-    def convert_ids_to_tokens(self, ids: int) -> str:
-        return chr(ord("a") + ids % 26)
-
-    def decode(self, token_ids: list[int], **kwargs: bool) -> str:
-        return "".join(self.convert_ids_to_tokens(i) for i in token_ids)
 
 
 class LocalDraft:

@@ -1,37 +1,17 @@
 """An engine in one process whose draft is the real DraftServer over a link in memory: failures travel as they do."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from local_engine import LocalEngine
 
+from saguaro_core.checks.local import MemoryLink
 from saguaro_core.config import GenerationRequest
 from saguaro_core.decoding.sources import CandidateSource, DraftSource, NoDraft
-from saguaro_core.draft.link import Link
-from saguaro_core.draft.messages import Begin, Message, Shutdown, decode, encode
+from saguaro_core.draft.messages import Begin, Message, decode, encode
 from saguaro_core.draft.process import DraftServer
 from saguaro_core.draft.speculator import Speculator
-
-
-class MemoryLink(Link):
-    """The draft's end of a link. When nothing is left to read or to build it makes the server's loop return."""
-
-    def __init__(self) -> None:
-        self.inbox: deque[Message] = deque()
-        self.outbox: deque[Message] = deque()
-
-    def receive(self, timeout: float) -> Message | None:
-        if self.inbox:
-            return self.inbox.popleft()
-        return None if timeout == 0 else Shutdown()
-
-    def send(self, *messages: Message) -> None:
-        self.outbox.extend(decode(*encode(message)) for message in messages)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 @dataclass
