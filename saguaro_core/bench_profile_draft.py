@@ -5,7 +5,7 @@ import logging
 from saguaro_core.bench_profile_file import ProfileFile
 from saguaro_core.bench_sections import Section, SectionClock, instrument
 from saguaro_core.draft.branches import Branches
-from saguaro_core.draft.child import connect_to_parent
+from saguaro_core.draft.child import connect_to_parent, disconnect
 from saguaro_core.draft.link import Link
 from saguaro_core.draft.messages import Begin, End, LoadDraft, Message, Verified
 from saguaro_core.draft.process import DraftServer
@@ -70,7 +70,7 @@ def main() -> None:
     try:
         ProfiledDraftServer(link, clock, file).run()
     finally:
-        link.close()
+        disconnect(link)
 
 
 if __name__ == "__main__":

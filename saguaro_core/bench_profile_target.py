@@ -11,7 +11,7 @@ from saguaro_core.decoding.reporter import Reporter
 from saguaro_core.decoding.sources import DraftSource
 from saguaro_core.decoding.stopping import AnswerBuilder
 from saguaro_core.decoding.target import TargetSession, Verifier
-from saguaro_core.draft.child import connect_to_parent
+from saguaro_core.draft.child import connect_to_parent, disconnect
 from saguaro_core.draft.handle import DraftHandle
 from saguaro_core.draft.link import Link
 from saguaro_core.draft.messages import Configure
@@ -89,7 +89,7 @@ def main() -> int:
             return 1
         return load_and_serve(ProfiledServer(link, configure.config, clock))
     finally:
-        link.close()
+        disconnect(link)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from saguaro_core.decoding.batch_loop import BatchLoop
 from saguaro_core.decoding.loop import DecodingLoop
 from saguaro_core.decoding.sources import NoDraft, StopRequested
 from saguaro_core.decoding.target import TargetSession
-from saguaro_core.draft.child import connect_to_parent
+from saguaro_core.draft.child import connect_to_parent, disconnect
 from saguaro_core.draft.handle import DraftHandle
 from saguaro_core.draft.link import Link
 from saguaro_core.draft.messages import Configure, LoadDraft, Message, Shutdown, Stop, Submit, SubmitBatch
@@ -30,6 +30,8 @@ from saguaro_core.status import EngineInfo, EngineState, EngineStatus
 logger = logging.getLogger(__name__)
 
 _IDLE_POLL_SECONDS = 1.0
+# A batch has waited for the draft before its sources look: what is not there then does not come.
+_LOOK_SECONDS = 0.1
 
 
 class EngineServer:
@@ -174,7 +176,7 @@ class EngineServer:
         loops: dict[int, DecodingLoop] = {}
         for row, submit in enumerate(runs, start=1):
             session = TargetSession(RowRunner(target, row))
-            seat = Seat(session, link.send, lambda epoch, t: link.receive(epoch), _IDLE_POLL_SECONDS)
+            seat = Seat(session, link.send, lambda epoch, t: link.receive(epoch), _LOOK_SECONDS)
             loop = self._start(submit, seat)
             if loop is not None:
                 loops[row] = loop
@@ -215,7 +217,7 @@ def main() -> int:
         configure = link.receive(60.0)
         return load_and_serve(EngineServer(link, configure.config)) if isinstance(configure, Configure) else 1
     finally:
-        link.close()
+        disconnect(link)
 
 
 def load_and_serve(server: EngineServer) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from saguaro_core.draft.batch import BatchSpeculator
-from saguaro_core.draft.child import connect_to_parent
+from saguaro_core.draft.child import connect_to_parent, disconnect
 from saguaro_core.draft.link import Link
 from saguaro_core.draft.messages import (
     BatchTurn,
@@ -124,7 +124,7 @@ def main() -> None:
     try:
         DraftServer(link).run()
     finally:
-        link.close()
+        disconnect(link)
 
 
 if __name__ == "__main__":
