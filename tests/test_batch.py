@@ -173,6 +173,15 @@ class TestEnds:
         assert runs[1].finished.time < runs[0].finished.time
         assert [runs[0].ids, runs[2].ids] == [solo_runs("ar", 0.0, "shared_noise")[row].ids for row in (0, 2)]
 
+    def test_all_may_be_stopped_while_the_draft_hangs(self, caplog: pytest.LogCaptureFixture) -> None:
+        sent = list[int]()
+        asks = [replace(ask, should_stop=lambda: 3 in sent) for ask in ragged(3, V)]
+        subject = batch_engine(deaf_from=3, on_sent=lambda number, message: sent.append(number))
+        runs = subject.run("ssd", asks, STEADY)
+        assert [run.finished.status for run in runs] == ["stopped"] * 3
+        assert all(run.ids for run in runs)
+        assert not caplog.records
+
 
 def num_tokens(events: list[Event]) -> int:
     return sum(isinstance(event, TokenEvent) for event in events)

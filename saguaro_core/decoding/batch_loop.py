@@ -6,7 +6,7 @@ anything.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -38,7 +38,8 @@ class BatchLoop:
         """Decode until every run has ended, each with its own RunFinished. Nothing is raised."""
         self._each(lambda row, loop: loop.begin())
         self._flush()
-        self._each(lambda row, loop: loop.prefill())
+        # The highest cache row first, so that the cache grows once.
+        self._each(lambda row, loop: loop.prefill(), reversed(self.loops))
         self._end_those_done()
         while self.loops:
             self._round()
@@ -48,6 +49,8 @@ class BatchLoop:
         waiting_since = self._clock()
         self._await_draft()
         turns = self._each(lambda row, loop: loop.propose(waiting_since))
+        if not turns:  # All were stopped while they waited.
+            return
         logits = self._verify(turns)
         done = self._each(lambda row, loop: loop.decide(turns[row], logits[row]))
         self._flush()
@@ -77,10 +80,13 @@ class BatchLoop:
 
     # -- one for all, and each for itself ---------------------------------------------------------------------------
 
-    def _each(self, step: Callable[[int, DecodingLoop], T]) -> dict[int, T]:
-        """Take a step with every loop; one that stops or fails in it leaves, the others do not notice."""
+    def _each(self, step: Callable[[int, DecodingLoop], T], rows: Iterable[int] | None = None) -> dict[int, T]:
+        """Take a step with every loop, in the order of `rows` or theirs; one that stops or fails in it leaves, the
+        others do not notice.
+        """
         results: dict[int, T] = {}
-        for row, loop in list(self.loops.items()):
+        for row in list(self.loops if rows is None else rows):
+            loop = self.loops[row]
             try:
                 results[row] = step(row, loop)
             except StopRequested:
