@@ -7,6 +7,7 @@ in use, until a hit moves a branch's own into the trunk. A pass may take branche
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -132,19 +133,18 @@ class Branches:
         A branch sees the trunk up to its own acceptance length, and itself.
         """
         first, used = self.used, self.used + len(branches)
-        starts = torch.tensor([self.first_positions[branch] for branch in branches])
-        visible = torch.zeros(len(branches), used, dtype=torch.bool)
-        visible[:, : self.trunk_length] = torch.arange(self.trunk_length) < starts.unsqueeze(1)
-        own = [(row, slot) for row, branch in enumerate(branches) for slot in (*self.slots[branch], first + row)]
-        rows, slots = zip(*own, strict=True)
-        visible[list(rows), list(slots)] = True
-        depths = torch.tensor([self.cache.lengths[branch] for branch in branches])
+        starts = np.array([self.first_positions[branch] for branch in branches])
+        visible = np.zeros((len(branches), used), np.bool_)
+        visible[:, : self.trunk_length] = np.arange(self.trunk_length) < starts[:, None]
+        for row, branch in enumerate(branches):
+            visible[row, [*self.slots[branch], first + row]] = True
+        depths = np.array([self.cache.lengths[branch] for branch in branches])
         return ForwardBatch(
             token_ids=torch.tensor([[self._last_token(branch, target_ids) for branch in branches]]),
-            positions=(starts + depths).unsqueeze(0),
+            positions=torch.from_numpy(starts + depths).unsqueeze(0),
             slots=torch.arange(first, used).unsqueeze(0),
             used=used,
-            visible=visible.unsqueeze(0),
+            visible=torch.from_numpy(visible).unsqueeze(0),
             num_logits=len(branches),
             first=first,
         )

@@ -120,8 +120,10 @@ class Proposer:
     def probability(self, logits: Tensor, column: int) -> float:
         """q of one column under logits [n], at the run's temperature (1 for a greedy run), before filters."""
         temperature = 1.0 if self.processing.is_greedy else self.processing.temperature
-        scaled = logits / temperature
-        return float((scaled[column] - scaled.logsumexp(-1)).exp())
+        # numpy: while the target waits for this, the start of torch's many steps would be most of the time.
+        scaled = logits.cpu().numpy() / temperature
+        weights = np.exp(scaled - scaled.max())
+        return float(weights[column] / weights.sum())
 
     def candidates(self, rank_scores: Tensor, count: int, excluded: set[int]) -> list[int]:
         """The `count` best target ids under rank_scores [n], without the excluded ones."""

@@ -88,41 +88,57 @@ class _Tokens:
     def __init__(self, batch: ForwardBatch) -> None:
         count, n = batch.token_ids.shape
         self.shape = (count, batch.num_logits)
-        lengths = batch.lengths or (n,) * count
-        first = n - np.array(lengths)
-        self.is_real = np.arange(n) >= first[:, None]
-        self.token_ids = self._pick(batch.token_ids)
-        self.positions = self._pick(batch.positions)
-        self.slots = self._pick(batch.slots)
-        rows = np.array(batch.rows if batch.rows is not None else range(count), np.int64)
-        self.rows = np.repeat(rows, lengths)
+        if count == 1 and batch.lengths is None:
+            self._take_all(batch, n)
+        else:
+            self._take_real(batch, n)
         self._set_visible(batch)
-        self._has_logits = self.is_real[:, n - batch.num_logits :] if batch.num_logits else self.is_real[:, n:]
-        numbers = np.cumsum(self.is_real).reshape(count, n) - 1
-        self.wanted = numbers[:, n - self._has_logits.shape[1] :][self._has_logits].astype(np.int64)
 
-    def _pick(self, values: Tensor) -> NDArray[np.int64]:
-        picked: NDArray[np.int64] = values.numpy()[self.is_real]
-        return picked
+    def _take_all(self, batch: ForwardBatch, n: int) -> None:
+        """One row without padding, which is every forward of a run alone."""
+        self._is_real: NDArray[np.bool_] | None = None
+        self._has_logits: NDArray[np.bool_] | None = None
+        self.token_ids, self.positions, self.slots = (
+            values.numpy()[0] for values in (batch.token_ids, batch.positions, batch.slots)
+        )
+        self.rows = np.full(n, 0 if batch.rows is None else batch.rows[0], np.int64)
+        self.wanted = np.arange(n - batch.num_logits, n)
+
+    def _take_real(self, batch: ForwardBatch, n: int) -> None:
+        count = len(batch.token_ids)
+        lengths = batch.lengths or (n,) * count
+        self._is_real = is_real = np.arange(n) >= (n - np.array(lengths))[:, None]
+        self.token_ids, self.positions, self.slots = (
+            values.numpy()[is_real] for values in (batch.token_ids, batch.positions, batch.slots)
+        )
+        self.rows = np.repeat(np.array(batch.rows or range(count), np.int64), lengths)
+        self._has_logits = has_logits = is_real[:, n - batch.num_logits :]
+        numbers = np.cumsum(is_real).reshape(count, n) - 1
+        self.wanted = numbers[:, n - batch.num_logits :][has_logits].astype(np.int64)
 
     def _set_visible(self, batch: ForwardBatch) -> None:
         """Split what each token sees into a prefix of the slots and the slots after its first gap."""
         num_tokens = len(self.token_ids)
+        self.num_extra, self.extra = np.zeros(num_tokens, np.int64), np.zeros((num_tokens, 1), np.int64)
         if batch.visible is None:
             self.prefix = np.full(num_tokens, batch.used, np.int64)
-            self.num_extra, self.extra = np.zeros(num_tokens, np.int64), np.zeros((num_tokens, 1), np.int64)
             return
-        visible = batch.visible.numpy()[self.is_real]
-        self.prefix = np.where(visible.all(1), visible.shape[1], visible.argmin(1)).astype(np.int64)
+        visible: NDArray[np.bool_] = batch.visible.numpy()
+        visible = visible[0] if self._is_real is None else visible[self._is_real]
+        self.prefix = visible.argmin(1)
+        self.prefix[visible.all(1)] = visible.shape[1]
         self.num_extra = visible.sum(1) - self.prefix
-        self.extra = np.zeros((num_tokens, max(1, int(self.num_extra.max()))), np.int64)
+        most = int(self.num_extra.max())
+        if most == 0:
+            return
+        self.extra = np.zeros((num_tokens, most), np.int64)
         token, slot = np.nonzero(visible & (np.arange(visible.shape[1]) >= self.prefix[:, None]))
         place = np.arange(len(token)) - (np.cumsum(self.num_extra) - self.num_extra)[token]
         self.extra[token, place] = slot
 
     def spread(self, logits: NDArray[np.float32]) -> Tensor:
         """[b, num_logits, V] of the rows of `logits`; padding stays 0."""
-        if self._has_logits.all():
+        if self._has_logits is None or self._has_logits.all():
             return torch.from_numpy(np.ascontiguousarray(logits)).view(*self.shape, -1)
         full = np.zeros((*self.shape, logits.shape[1]), np.float32)
         full[self._has_logits] = logits
