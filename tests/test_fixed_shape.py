@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from saguaro_core.models.attention import use_slotted_attention
+from saguaro_core.models.captured import Captured
 from saguaro_core.models.fixed_shape import WIDTHS, FixedForward, FixedShapeRunner
 from saguaro_core.models.lean import make_lean
 from saguaro_core.models.runner import ForwardBatch, ModelRunner, trunk_batch
@@ -65,6 +66,12 @@ def check_equal(ordinary: ModelRunner, fixed: FixedShapeRunner, batch: ForwardBa
     assert torch.allclose(got.cpu(), expected.cpu(), atol=CLOSE)
 
 
+def check_equal_slots(ordinary: ModelRunner, fixed: FixedShapeRunner, count: int) -> None:
+    for expected, got in zip(ordinary.cache.slotted, fixed.cache.slotted, strict=True):
+        assert expected.keys is not None and got.keys is not None
+        assert torch.allclose(got.keys[:, :, :count].cpu(), expected.keys[:, :, :count].cpu(), atol=CLOSE)
+
+
 def drive(ordinary: ModelRunner, fixed: FixedShapeRunner, *, long: bool) -> None:
     """Rounds as a request makes them: prefill, verifications, rejected tokens forgotten, branches, a move."""
     ids = tokens(400)
@@ -101,9 +108,7 @@ def test_padding_leaves_no_trace_in_the_slots_in_use() -> None:
     ordinary, fixed = make_pair()
     check_equal(ordinary, fixed, trunk_batch(tokens(20), 0, 20))
     check_equal(ordinary, fixed, trunk_batch(tokens(5), 20, 5))
-    for expected, got in zip(ordinary.cache.slotted, fixed.cache.slotted, strict=True):
-        assert expected.keys is not None and got.keys is not None
-        assert torch.allclose(got.keys[:, :, :25], expected.keys[:, :, :25], atol=CLOSE)
+    check_equal_slots(ordinary, fixed, 25)
 
 
 def test_buffers_that_grew_are_followed() -> None:
@@ -142,11 +147,11 @@ def test_a_bucket_is_at_most_a_quarter_too_large() -> None:
 def test_a_model_that_cannot_be_captured_runs_as_before(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(self: FixedForward) -> tuple[Tensor, Tensor]:
+    def refuse(self: Captured[object]) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     ordinary, fixed = make_pair()
-    monkeypatch.setattr(FixedForward, "run", refuse)
+    monkeypatch.setattr(Captured, "__call__", refuse)
     drive(ordinary, fixed, long=False)
     assert not fixed.fixed
     assert caplog.text.count("not permitted when stream is capturing") == 1
@@ -202,6 +207,8 @@ def test_captured_graphs_on_a_pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     with pretend_cuda(monkeypatch, 2):
         ordinary, fixed = make_pair_on(torch.device("cuda", 1))
         drive(ordinary, fixed, long=True)
+        check_equal_slots(ordinary, fixed, 280)
+        assert fixed.fixed_move is not None
     assert set(fixed.fixed) == {(1, 256), (4, 256), (4, 512)}
 
 

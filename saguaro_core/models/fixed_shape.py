@@ -9,6 +9,7 @@ that changes between forwards is part of the function.
 """
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,9 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from saguaro_core.config import MAX_LOOKAHEAD
 from saguaro_core.errors import ModelError
 from saguaro_core.models.attention import fold_mask
-from saguaro_core.models.kv_cache import SlottedLayer
+from saguaro_core.models.captured import Captured
+from saguaro_core.models.kv_cache import SlottedCache, SlottedLayer
 from saguaro_core.models.runner import ForwardBatch, ModelRunner, trunk_batch
 
 logger = logging.getLogger(__name__)
@@ -31,7 +34,8 @@ BUCKET = 1024
 _STARTING_BUCKETS = 4
 # What one request usually needs: a decode, a verification, a pass of branches.
 _PREPARED_WIDTHS = (1, 2, 4, 8, 16)
-_WARM_UPS = 3
+# A hit moves as many slots as were drafted.
+_MOVE_WIDTH = MAX_LOOKAHEAD
 
 
 class _FixedLayer(CacheLayerMixin):
@@ -83,14 +87,13 @@ class FixedForward:
         self.buffer = runner.cache.slotted[0].keys
         layers = [_FixedLayer(layer, self.inputs[2], bucket) for layer in runner.cache.slotted]
         self.cache = Cache(layers=list(layers))
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._outputs: tuple[Tensor, Tensor] | None = None
-        self._function: Any = self._forward
+        function: Callable[[], tuple[Tensor, Tensor]] = self._forward
         if backend is not None:
             # Every shape is a function of its own: without isolation they would share one limit of recompilations.
-            self._function = torch.compile(  # type: ignore[call-overload]  # torch's overloads lack the last option.
+            function = torch.compile(  # type: ignore[call-overload]  # torch's overloads lack the last option.
                 self._forward, backend=backend, dynamic=False, fullgraph=True, isolate_recompiles=True
             )
+        self.run = Captured(function)
 
     def _forward(self) -> tuple[Tensor, Tensor]:
         """Logits [1, width, V] in float32, and whether one of them is not a number."""
@@ -118,31 +121,28 @@ class FixedForward:
         self.inputs.copy_(inputs)
         self.visible.copy_(visible)
 
-    def capture(self, stream: torch.cuda.Stream, pool: Any) -> None:
-        """Record the function on a side stream, after running it there: what it writes depends on its inputs only."""
-        current = torch.cuda.current_stream()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                self._function()
-        current.wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            # Another thread of the process may allocate meanwhile: that is no fault of this capture.
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                outputs = self._function()
-        finally:
-            torch.cuda.set_stream(current)  # A capture that fails leaves the side stream set.
-        self._graph, self._outputs = graph, outputs
 
-    def run(self) -> tuple[Tensor, Tensor]:
-        """What `_forward` returns for the loaded inputs; a graph's outputs are overwritten by the next run."""
-        if self._graph is None:
-            outputs: tuple[Tensor, Tensor] = self._function()
-            return outputs
-        self._graph.replay()
-        assert self._outputs is not None
-        return self._outputs
+class FixedMove:
+    """The copy of up to `width` slots to consecutive ones, in every layer at once."""
+
+    def __init__(self, cache: SlottedCache, device: torch.device, width: int) -> None:
+        self.width, self.padding_slot = width, cache.num_slots - 1
+        self.buffer = cache.slotted[0].keys
+        self.slots = torch.full((2, width), self.padding_slot, device=device)
+        self.buffers = [
+            buffer[:1] for layer in cache.slotted for buffer in (layer.keys, layer.values) if buffer is not None
+        ]
+        self.run = Captured(self._move)
+
+    def _move(self) -> None:
+        source, destination = self.slots
+        for buffer in self.buffers:
+            buffer.index_copy_(2, destination, buffer.index_select(2, source))
+
+    def load(self, source: list[int], first: int) -> None:
+        """Say what to move; padding moves a slot that nothing sees onto itself."""
+        padding = [self.padding_slot] * (self.width - len(source))
+        self.slots.copy_(torch.tensor([source + padding, [*range(first, first + len(source)), *padding]]))
 
 
 class FixedShapeRunner(ModelRunner):
@@ -165,6 +165,7 @@ class FixedShapeRunner(ModelRunner):
         super().__init__(model, vocabulary_size=vocabulary_size, context_length=context_length, device=device)
         self.num_groups, self.mask_dtype = self._num_groups, self._dtype
         self.fixed: dict[tuple[int, int], FixedForward] = {}
+        self.fixed_move: FixedMove | None = None
         self._backend, self._smallest = backend, bucket
         self._is_cuda = device.type == "cuda"
         self._is_broken = False
@@ -189,6 +190,8 @@ class FixedShapeRunner(ModelRunner):
             self._reserve(key)
             if key not in self.fixed and not self._is_broken:
                 self._make(key, batch, self._backend)
+        if self._is_cuda:
+            self._move_for(1, 0)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor | None:
@@ -206,6 +209,27 @@ class FixedShapeRunner(ModelRunner):
                 )
             return logits[:, n - batch.num_logits : n].clone()
 
+    @torch.inference_mode()
+    def move(self, source: list[int], first: int, row: int = 0) -> None:
+        """As ModelRunner.move, in one launch where there is CUDA."""
+        fixed = self._move_for(len(source), row) if self._is_cuda else None
+        if fixed is None:
+            super().move(source, first, row)
+            return
+        with self._on_device():
+            fixed.load(source, first)
+            fixed.run()
+
+    def _move_for(self, count: int, row: int) -> FixedMove | None:
+        """The move of so many slots, made if it is new; None where only the ordinary way serves."""
+        self._forget_stale()
+        if self._is_broken or row != 0 or not 0 < count <= _MOVE_WIDTH or not self.cache.slotted[0].is_initialized:
+            return None
+        if self.fixed_move is None:
+            fixed = FixedMove(self.cache, self.device, _MOVE_WIDTH)
+            self.fixed_move = fixed if self._try(fixed.run) else None
+        return self.fixed_move
+
     def _fixed_for(self, batch: ForwardBatch) -> FixedForward | None:
         """The forward for a batch's shape, made if it is new; None where only the ordinary way serves."""
         num_rows, n = batch.token_ids.shape
@@ -221,28 +245,39 @@ class FixedShapeRunner(ModelRunner):
         return batch.rows in (None, (0,)) and batch.lengths is None
 
     def _reserve(self, key: tuple[int, int]) -> None:
-        """Room for the bucket and a padding slot behind it; forwards over buffers that are gone are forgotten."""
+        """Room for the bucket and a padding slot behind it."""
         self.cache.reserve(key[1] + 1)
+        self._forget_stale()
+
+    def _forget_stale(self) -> None:
+        """Forget what was made for buffers that have been replaced."""
         keys = self.cache.slotted[0].keys
         if any(fixed.buffer is not keys for fixed in self.fixed.values()):
             self.fixed.clear()
+        if self.fixed_move is not None and self.fixed_move.buffer is not keys:
+            self.fixed_move = None
 
     def _make(self, key: tuple[int, int], batch: ForwardBatch, backend: str | None) -> FixedForward | None:
         fixed = FixedForward(self, *key, backend=backend)
         fixed.load(batch)
+        if not self._try(fixed.run):
+            return None
+        self.fixed[key] = fixed
+        return fixed
+
+    def _try(self, function: Captured[Any]) -> bool:
+        """Capture a function (run it, where there is no CUDA). If that fails nothing is tried again."""
         try:
             with self._on_device():
-                if self._stream is not None:
-                    fixed.capture(self._stream, self._pool)
+                if self._stream is None:
+                    function()
                 else:
-                    fixed.run()
+                    function.capture(self._stream, self._pool)
         except RuntimeError as error:
             logger.warning("forwards of this model cannot be captured, so they run one by one: %s", error)
             self._is_broken = True
             self.fixed.clear()
-            return None
-        self.fixed[key] = fixed
-        return fixed
+        return not self._is_broken
 
     def _on_device(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self.device) if self._is_cuda else nullcontext()
