@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -284,6 +285,28 @@ class TestCounts:
         assert speed == pytest.approx((64 - first) / (times[-1] - times[0]))
         assert first == run.rounds[0].num_committed
         assert run.finished.figures.time_to_first_token == times[0]
+
+    def test_what_was_served_and_what_the_draft_fitted_is_told(self) -> None:
+        config = SpeculationConfig(lookahead=4, fallback="fast")
+        run = engine().run("ssd", PROMPT, greedy(120), config)
+        figures, counts = run.finished.figures, Counter(event.served for event in run.rounds)
+        told = figures.num_rounds_full, figures.num_rounds_short, figures.num_rounds_plain
+        assert told == (counts["full"], counts["short"], counts["plain"])
+        assert sum(told) == len(run.rounds)
+        assert counts["plain"] == sum(event.drafted == 0 for event in run.rounds)
+        last = run.rounds[-1].estimates
+        assert last is not None
+        assert (figures.fitted_acceptance_hit, figures.fitted_power_law_r_hit) == (
+            last.acceptance_hit, last.power_law_r_hit
+        )  # fmt: skip
+        fitted = figures.fitted_acceptance_hit, figures.fitted_acceptance_miss
+        assert all(a is not None and 0 < a < 1 for a in fitted)
+        assert fitted != (0.5, 0.5)
+        for mode in ("ar", "sd"):
+            figures = engine().run(mode, PROMPT, greedy(20), config).finished.figures  # type: ignore[arg-type]
+            assert (figures.num_rounds_full, figures.fitted_acceptance_hit) == (0, None)
+            assert figures.num_reused_prompt_tokens == 0
+            assert figures.num_reused_draft_tokens == (None if mode == "ar" else 0)
 
     def test_alternatives_and_probabilities_describe_the_target(self) -> None:
         run = engine().run("ssd", PROMPT, greedy(40))

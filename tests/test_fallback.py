@@ -99,6 +99,24 @@ class TestChoice:
         assert chooser_after(20, is_hit=False, seconds=1.0, neural_seconds=0.05).choose() == "neural"
         assert chooser_after(20, is_hit=False, seconds=1.0, neural_seconds=2.0).choose() == "fast"
 
+    def test_auto_turns_fast_at_the_critical_batch_size_and_says_which_that_is(self) -> None:
+        for neural_seconds in (0.05, 0.2, 0.4, 1.0):
+            choosers = [FallbackChooser("auto", batch_size) for batch_size in range(1, 40)]
+            for chooser in choosers:
+                assert chooser.critical_batch_size() is None
+                for _ in range(60):
+                    chooser.observe_fallback("neural", neural_seconds)
+                    chooser.observe_round(is_hit=False, accepted=2, seconds=1.0)
+                    chooser.observe_fallback("fast", 0.0)
+                    chooser.observe_round(is_hit=False, accepted=1, seconds=1.0)
+                    for _ in range(8):
+                        chooser.observe_round(is_hit=True, accepted=2, seconds=1.0)
+            critical = choosers[0].critical_batch_size()
+            assert {chooser.critical_batch_size() for chooser in choosers} == {critical}
+            fast_from = [chooser.batch_size for chooser in choosers if chooser.choose() == "fast"]
+            assert fast_from == ([] if critical is None else list(range(critical, 40)))
+            assert (critical is None) == (neural_seconds == 0.05)
+
     def test_an_empty_lookup_counts_as_the_fast_backup(self) -> None:
         chooser = FallbackChooser("auto")
         before = chooser.tokens_neural.value
