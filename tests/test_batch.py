@@ -9,18 +9,15 @@ import pytest
 from batch_runs import Ask, BatchEngine, ragged
 from decoding_runs import check_consistent
 from local_engine import LocalRun
-from scripted import ScriptedRunner, Table, hashed, markov, mixed
+from scripted import ScriptedRunner, Table, hashed, mixed
 from served_draft import ServedEngine
-from test_distribution import PROMPT, P, Q, smallest_p_value
 
 from saguaro_core.batch_request import MAX_BATCH, check_batch
-from saguaro_core.checks.chi_square import FALSE_ALARM
 from saguaro_core.config import GenerationRequest, Message, Mode, SamplingParams, SpeculationConfig
 from saguaro_core.draft.messages import Begin, Speculation
 from saguaro_core.draft.speculator import Speculator
 from saguaro_core.errors import DraftUnavailable, InvalidRequest, ModelError
 from saguaro_core.events import Event, Notice, TokenEvent
-from saguaro_core.models.rows import forward_together
 from saguaro_core.models.steps import Steps
 
 V = 24
@@ -86,6 +83,17 @@ class TestRowsAreTheirSoloRuns:
         asks = ragged(5, V, temperature=temperature)
         runs = batch_engine().run("ssd", asks, SpeculationConfig(lookahead=4, budget=8, fallback=fallback))
         check_rows(runs, solo_runs("ar", temperature, "shared_noise")[:5])
+
+    def test_backups_are_chosen_for_sequences_that_wait_for_each_other(self) -> None:
+        made = list[Speculator]()
+
+        def make(runner: Any) -> Speculator:
+            made.append(Speculator(runner))
+            return made[-1]
+
+        batch_engine(make_speculator=make).run("ssd", ragged(3, V), STEADY)
+        assert [(own.chooser.batch_size, own.times.batch_size) for own in made] == [(3, 3)] * 3
+        assert all(own.times.waiting > 1 for own in made)
 
     def test_sequences_share_their_forwards(self) -> None:
         asks = [replace(ask, sampling=SamplingParams(max_new_tokens=20)) for ask in ragged(8, V)]
@@ -288,38 +296,6 @@ class FailingSpeculator(Speculator):
     def build_in_steps(self) -> Steps[bool]:
         self._count()
         return (yield from super().build_in_steps())
-
-
-class TestDistribution:
-    """A batched row under rejection sampling follows the target's distribution; rows that are mixed up do not."""
-
-    NUM_BATCHES = 30
-
-    def answers(self) -> list[LocalRun]:
-        runs = []
-        config = SpeculationConfig(rule="rejection", budget=6, lookahead=3)
-        for number in range(self.NUM_BATCHES):
-            asks = [
-                Ask(
-                    [*PROMPT[row:-1], PROMPT[-1]],
-                    SamplingParams(temperature=1.0, seed=4 * number + row, max_new_tokens=11),
-                )
-                for row in range(4)
-            ]
-            runs += BatchEngine(ScriptedRunner(markov(P), 5), ScriptedRunner(markov(Q), 5)).run("ssd", asks, config)
-        return runs
-
-    def test_rows_follow_the_targets_distribution(self) -> None:
-        assert smallest_p_value(self.answers(), P) > FALSE_ALARM
-
-    def test_rows_that_are_mixed_up_are_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def wrong(runner: Any, batches: Any, rows: Any) -> Any:
-            logits = forward_together(runner, batches, rows)
-            same = len({part.shape for part in logits if part is not None}) == 1
-            return (*logits[1:], logits[0]) if same else logits
-
-        monkeypatch.setattr("saguaro_core.decoding.batch_loop.forward_together", wrong)
-        assert smallest_p_value(self.answers(), P) < FALSE_ALARM
 
 
 class TestRequests:
