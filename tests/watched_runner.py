@@ -56,7 +56,7 @@ class WatchedRunner:
         rows = [self.slots[slot] for slot in source]
         assert [position for position, _ in rows] == list(range(first, first + len(rows)))
         self._continue_at(first)
-        for offset, row in enumerate(rows):
-            self.slots[first + offset] = row
+        for offset, held in enumerate(rows):
+            self.slots[first + offset] = held
         self.length = first + len(rows)
         self.inner.move(source, first, row)
