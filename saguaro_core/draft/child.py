@@ -32,9 +32,13 @@ class Child:
         """Start `python -m module` and hand it a fresh link."""
         link = Link.listen()
         path = os.pathsep.join(filter(None, [str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
+        # A child starts on its parent's cores and moves to its own; numba would count those that it starts with.
+        counted = {"NUMBA_NUM_THREADS": str(os.cpu_count() or 1)}
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+                [sys.executable, "-P", "-m", module],
+                stdin=subprocess.PIPE,
+                env={**counted, **os.environ, "PYTHONPATH": path},
             )
         except OSError:
             link.close()

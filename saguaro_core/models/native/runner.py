@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ class NativeRunner:
         self._matrices = np.array([[[*_place(m), m.num_inputs] for m in layer] for layer in weights.matrices], np.int64)
         self._head = np.array([*_place(weights.head), weights.head.num_outputs], np.int64)
         self._rotary = _RotaryTable(rotary, weights.head_dim)
-        self._threads = threads if threads > 1 else None
+        self._threads = _start_threads(threads) if threads > 1 else None
         self._cache = _Cache(len(weights.matrices), weights.num_kv_heads, weights.head_dim)
 
     def describe(self) -> str:
@@ -209,3 +210,10 @@ class _Cache:
 def _place(packed: Packed) -> tuple[int, int, int]:
     """Format, address of the codes, address of the scales."""
     return packed.kind, packed.codes.ctypes.data, packed.scales.ctypes.data
+
+
+def _start_threads(wanted: int) -> int:
+    """Start numba's threads, which a function that comes from numba's cache takes for granted; how many there are."""
+    threads = min(wanted, numba.get_num_threads())
+    numba.set_num_threads(threads)
+    return threads
