@@ -161,7 +161,7 @@ def ragged(count: int, vocabulary: int, **sampling: Any) -> list[Ask]:
     return [
         Ask(
             prompt=[(7 * row + 3 * place * place) % vocabulary for place in range(1 + (5 * row) % 11)],
-            sampling=SamplingParams(max_new_tokens=12 + (7 * row) % 17, seed=row, **sampling),
+            sampling=SamplingParams(max_new_tokens=9 + (5 * row) % 12, seed=row, **sampling),
         )
         for row in range(count)
     ]

@@ -12,7 +12,7 @@ from saguaro_core.checks.chi_square import FALSE_ALARM
 from saguaro_core.config import SamplingParams, SpeculationConfig
 from saguaro_core.models.rows import forward_together
 
-NUM_BATCHES = 30
+NUM_BATCHES = 24
 NUM_ROWS = 4
 
 
