@@ -12,11 +12,11 @@ from local_engine import LocalRun
 from scripted import ScriptedRunner, Table, hashed, mixed
 from served_draft import ServedEngine
 
-from saguaro_core.batch_request import MAX_BATCH, check_batch
-from saguaro_core.config import GenerationRequest, Message, Mode, SamplingParams, SpeculationConfig
+from saguaro_core.batch_request import MAX_BATCH
+from saguaro_core.config import Mode, SamplingParams, SpeculationConfig
 from saguaro_core.draft.messages import Begin, Speculation
 from saguaro_core.draft.speculator import Speculator
-from saguaro_core.errors import DraftUnavailable, InvalidRequest, ModelError
+from saguaro_core.errors import DraftUnavailable, ModelError
 from saguaro_core.events import Event, Notice, TokenEvent
 from saguaro_core.models.steps import Steps
 
@@ -296,23 +296,3 @@ class FailingSpeculator(Speculator):
     def build_in_steps(self) -> Steps[bool]:
         self._count()
         return (yield from super().build_in_steps())
-
-
-class TestRequests:
-    def request(self, **options: Any) -> GenerationRequest:
-        return GenerationRequest(messages=(Message(role="user", content="x"),), **options)
-
-    @pytest.mark.parametrize("count", [0, 17])
-    def test_so_many_are_refused(self, count: int) -> None:
-        with pytest.raises(InvalidRequest, match=f"the batch has {count} requests: give 1 to 16"):
-            check_batch({str(number): self.request() for number in range(count)})
-
-    def test_mixed_modes_and_settings_are_refused_by_name(self) -> None:
-        with pytest.raises(InvalidRequest, match="'a' is ssd, 'b' is ar"):
-            check_batch({"a": self.request(), "b": self.request(mode="ar")})
-        other = SpeculationConfig(lookahead=5)
-        with pytest.raises(InvalidRequest, match="those of 'b' differ from those of 'a'"):
-            check_batch({"a": self.request(), "b": self.request(speculation=other)})
-
-    def test_seeds_limits_and_prompts_may_differ(self) -> None:
-        check_batch({str(n): self.request(sampling=SamplingParams(seed=n, max_new_tokens=1 + n)) for n in range(16)})
