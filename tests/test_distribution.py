@@ -171,7 +171,7 @@ def test_partial_speculations_were_tested() -> None:
 
 def test_the_prompt_was_read_once() -> None:
     for mode in ("ar", "ssd"):
-        runs = answers(mode, {}, {}, 3)  # type: ignore[arg-type]
+        runs = answers(mode, {}, {}, 3)
         assert [run.finished.figures.num_reused_prompt_tokens for run in runs] == [0, *[len(PROMPT) - 1] * 2]
         if mode == "ssd":
             assert [run.finished.figures.num_reused_draft_tokens for run in runs] == [0, *[len(PROMPT) - 1] * 2]
