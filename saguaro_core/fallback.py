@@ -10,7 +10,7 @@ from typing import Literal
 
 from saguaro_core.config import FallbackPolicy
 from saguaro_core.events import FallbackKind
-from saguaro_core.pair_table import PairTable
+from saguaro_core.pair_table import PairMemory, PairTable
 from saguaro_core.theory import Backup, critical_batch_size, ssd_speed
 
 ChosenBackup = Literal["neural", "fast"]
@@ -55,27 +55,30 @@ class NgramIndex:
 
 
 class FastBackup:
-    """The fast backup of one request, in its order. `tables`: pair tables to learn from the answer; the first one is
-    looked into.
+    """The fast backup of one request, in its order: n-grams of the prompt and the answer, pairs of the answer, pairs of
+    earlier answers to other prompts (left out when drawn tokens must not depend on them).
     """
 
-    def __init__(self, prompt: Sequence[int], tables: Sequence[PairTable]) -> None:
+    def __init__(self, prompt: Sequence[int], memory: PairMemory, *, alone: bool = False) -> None:
         self.ngrams = NgramIndex(prompt)
-        self._tables = tables
+        own = PairTable()
+        self._tables = [own] if alone or memory.is_known(prompt) else [own, memory.table]
+        self._learners = (own, memory.notes(prompt))
 
     def extend(self, committed: Sequence[int]) -> None:
         """Learn from tokens that the target committed."""
         if self.ngrams.token_ids:
-            for table in self._tables:
-                table.learn(self.ngrams.token_ids[-1], committed)
+            for learner in self._learners:
+                learner.learn(self.ngrams.token_ids[-1], committed)
         self.ngrams.extend(committed)
 
     def propose(self, count: int) -> tuple[FallbackKind, list[int]]:
         """Up to `count` tokens that should come next, and where they were found."""
         if token_ids := self.ngrams.propose(count):
             return "ngram", token_ids
-        if self.ngrams.token_ids and (token_ids := self._tables[0].propose(self.ngrams.token_ids[-1], count)):
-            return "pair", token_ids
+        for table in self._tables if self.ngrams.token_ids else ():
+            if token_ids := table.propose(self.ngrams.token_ids[-1], count):
+                return "pair", token_ids
         return "none", []
 
 

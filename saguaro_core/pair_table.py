@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 MAX_TOKENS = 32_768
 MAX_FOLLOWERS = 8
+MAX_PROMPTS = 1024
 MIN_COUNT = 2
 # A proposal goes on while it is this likely to be right to its end: a verified row costs a few per cent of a round.
 MIN_SURVIVAL = 0.3
@@ -68,3 +69,47 @@ class PairTable:
             last, survival = best[0], survival * best[1]
             proposal.append(last)
         return proposal
+
+
+class Notes:
+    """Committed tokens to learn from later."""
+
+    def __init__(self) -> None:
+        self._learnt: list[tuple[int, tuple[int, ...]]] = []
+
+    def learn(self, before: int, token_ids: Sequence[int]) -> None:
+        """Note tokens, the first of which followed `before`."""
+        self._learnt.append((before, tuple(token_ids)))
+
+    def teach(self, table: PairTable) -> None:
+        """Count everything that was noted."""
+        for before, token_ids in self._learnt:
+            table.learn(before, token_ids)
+
+
+class PairMemory:
+    """The pair table that outlives requests, without what would let an answer be guessed from itself.
+
+    The same prompt usually has the same answer: the lanes of a comparison, a benchmark that repeats itself. What one
+    run said is therefore learnt when another prompt comes, and a prompt that comes again is answered without it.
+    """
+
+    def __init__(self) -> None:
+        self.table = PairTable()
+        self._open: dict[tuple[int, ...], Notes] = {}
+        self._known: OrderedDict[tuple[int, ...], None] = OrderedDict()
+
+    def is_known(self, prompt: Sequence[int]) -> bool:
+        """Whether the table holds what an answer to this very prompt said."""
+        return tuple(prompt) in self._known
+
+    def notes(self, prompt: Sequence[int]) -> Notes:
+        """Where the answer to `prompt` is noted; the answers to other prompts are learnt now."""
+        key = tuple(prompt)
+        for other in [prompt for prompt in self._open if prompt != key]:
+            self._open.pop(other).teach(self.table)
+            self._known[other] = None
+        while len(self._known) > MAX_PROMPTS:
+            self._known.popitem(last=False)
+        self._open[key] = Notes()
+        return self._open[key]

@@ -1,9 +1,7 @@
 """The table of token pairs: what it proposes, when it falls silent, and that it stays within its bounds."""
 
-import pytest
-
 from saguaro_core.fallback import FastBackup
-from saguaro_core.pair_table import MAX_FOLLOWERS, MIN_SURVIVAL, PairTable
+from saguaro_core.pair_table import MAX_FOLLOWERS, MAX_PROMPTS, MIN_SURVIVAL, PairMemory, PairTable
 
 
 def taught(*texts: list[int], **options: int) -> PairTable:
@@ -57,30 +55,71 @@ class TestBounds:
         assert taught(*[[1, 2]] * 40, *[[1, 100 + token] for token in range(20)]).propose(1, 1) == [2]
 
 
+def remembering(*answers: list[int]) -> PairMemory:
+    """A memory of answers to other prompts."""
+    memory = PairMemory()
+    for text in answers:
+        memory.table.learn(text[0], text[1:])
+    return memory
+
+
 class TestOrder:
     """n-grams of the request first, then pairs, then nothing."""
 
     def test_what_each_finds_keeps_its_name(self) -> None:
-        table = taught([5, 6, 7], [5, 6, 7])
-        assert FastBackup([1, 2, 3, 1, 2], [table]).propose(2) == ("ngram", [3, 1])
-        assert FastBackup([1, 2, 3, 5], [table]).propose(2) == ("pair", [6, 7])
-        assert FastBackup([1, 2, 3, 4], [table]).propose(2) == ("none", [])
-        assert FastBackup([], [table]).propose(2) == ("none", [])
+        memory = remembering([5, 6, 7], [5, 6, 7])
+        assert FastBackup([1, 2, 3, 1, 2], memory).propose(2) == ("ngram", [3, 1])
+        assert FastBackup([1, 2, 3, 5], memory).propose(2) == ("pair", [6, 7])
+        assert FastBackup([1, 2, 3, 4], memory).propose(2) == ("none", [])
+        assert FastBackup([], memory).propose(2) == ("none", [])
 
-    def test_it_learns_from_what_is_committed_and_not_from_the_prompt(self) -> None:
-        table = PairTable()
-        backup = FastBackup([1, 2, 1, 2, 1, 2, 8], [table])
-        assert len(table) == 0
-        backup.extend([3, 4])
-        backup.extend([8, 3, 4])
-        assert table.propose(8, 2) == [3, 4]
-        assert table.propose(1, 1) == []
+    def test_pairs_are_those_of_the_answer_and_not_of_the_prompt(self) -> None:
+        backup = FastBackup([1, 2, 3, 2, 1, 8], PairMemory())
+        backup.extend([3, 5, 3, 5, 6, 3])
+        assert backup.propose(1) == ("pair", [5])
+        backup.extend([1])
+        assert backup.propose(1) == ("none", [])
 
-    @pytest.mark.parametrize("rule", ["own first", "shared first"])
-    def test_only_the_first_table_is_looked_into_and_all_learn(self, rule: str) -> None:
-        own, shared = PairTable(), taught([8, 9], [8, 9])
-        tables = (own, shared) if rule == "own first" else (shared,)
-        backup = FastBackup([1, 8], tables)
-        assert backup.propose(1) == (("none", []) if rule == "own first" else ("pair", [9]))
-        backup.extend([9])
-        assert shared.propose(8, 1) == [9]
+    def test_alone_it_knows_its_own_answer_only(self) -> None:
+        memory = remembering([8, 9], [8, 9])
+        assert FastBackup([1, 8], memory).propose(1) == ("pair", [9])
+        assert FastBackup([1, 8], memory, alone=True).propose(1) == ("none", [])
+
+
+class TestMemory:
+    """An answer is never guessed from an answer to the same prompt."""
+
+    PROMPT, OTHER, ANSWER = ([1, 2], [3, 4], [8, 9, 8, 9, 8, 9, 8])
+
+    def answer(self, memory: PairMemory, prompt: list[int]) -> FastBackup:
+        backup = FastBackup(prompt, memory)
+        backup.extend(self.ANSWER)
+        return backup
+
+    def test_the_next_lane_of_a_comparison_does_not_see_the_last_one(self) -> None:
+        memory = PairMemory()
+        self.answer(memory, self.PROMPT)
+        self.answer(memory, self.PROMPT)
+        assert len(memory.table) == 0
+        assert FastBackup([*self.PROMPT[:1], 8], PairMemory()).propose(1) == ("none", [])
+
+    def test_another_prompt_learns_from_one_of_its_answers(self) -> None:
+        memory = PairMemory()
+        for _ in range(3):
+            self.answer(memory, self.PROMPT)
+        assert FastBackup([*self.OTHER, 8], memory).propose(1) == ("pair", [9])
+        assert memory.is_known(self.PROMPT)
+
+    def test_a_prompt_that_comes_again_later_is_answered_without_it(self) -> None:
+        memory, again = PairMemory(), [5, 8]
+        self.answer(memory, again)
+        self.answer(memory, self.OTHER)
+        assert FastBackup(again, memory).propose(1) == ("none", [])
+        assert FastBackup([6, 8], memory).propose(1) == ("pair", [9])
+
+    def test_it_forgets_which_prompts_it_knew_in_order(self) -> None:
+        memory = PairMemory()
+        for token in range(MAX_PROMPTS + 3):
+            memory.notes([token])
+        assert not memory.is_known([0])
+        assert memory.is_known([MAX_PROMPTS])

@@ -150,7 +150,7 @@ class Scene:
         others = set(range(V)) - set(drafted[:1]) - set(prepared(self.speculator, 0))
         return self.verdict(Outcome(0, min(others)))
 
-    def accept(self):  # type: ignore[no-untyped-def]
+    def accept(self) -> Speculation:
         build(self.speculator)
         k = len(self.speculator.drafted.token_ids)
         return self.verdict(Outcome(k, prepared(self.speculator, k)[0]))
@@ -253,7 +253,7 @@ class TestDrawnTokens:
         for rule, fallback in (("rejection", "none"), ("shared_noise", "pair")):
             speculator = Scene(0.1, 1.0).speculator
             for _ in range(3):
-                speculator.pairs.learn(PROMPT[-1], [9, 9])
+                speculator.pairs.table.learn(PROMPT[-1], [9, 9])
             sampling = SamplingParams(temperature=1.0, seed=5)
             assert speculator.begin(begin(sampling=sampling, rule=rule, fallback="fast")).fallback == fallback
 

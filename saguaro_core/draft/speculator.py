@@ -23,13 +23,13 @@ from saguaro_core.events import CacheOutcome, DraftEstimates, FallbackKind, Serv
 from saguaro_core.fallback import FastBackup
 from saguaro_core.models.runner import Runner, trunk_batch
 from saguaro_core.models.steps import Steps, drive
-from saguaro_core.pair_table import PairTable
+from saguaro_core.pair_table import PairMemory
 from saguaro_core.trunk import Trunk
 from saguaro_core.verification import Outcome
 
 
 class Speculator:
-    """Speculates for one request at a time over one draft model. `pairs` is a pair table to share with others."""
+    """Speculates for one request at a time over one draft model. `pairs` is a memory of pairs to share with others."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class Speculator:
         token_ids: Tensor | None = None,
         clock: Callable[[], float] = time.perf_counter,
         device: torch.device | str = "cpu",
-        pairs: PairTable | None = None,
+        pairs: PairMemory | None = None,
     ) -> None:
         self.runner, self.token_ids, self.clock, self.device = runner, token_ids, clock, device
-        self.trunk, self.pairs = Trunk(runner), PairTable() if pairs is None else pairs
+        self.trunk, self.pairs = Trunk(runner), PairMemory() if pairs is None else pairs
         self.spans = SpanLog()
         self.context: list[int] = []
         self.is_building = False
@@ -70,8 +70,7 @@ class Speculator:
         self.eos = set(request.eos_token_ids)
         self.context, self.round_index = list(request.prompt_token_ids), 0
         # Drawn tokens depend on what is proposed: a run must not say other things because of answers before it.
-        tables = (PairTable(), self.pairs) if self.proposer.draws_tokens else (self.pairs,)
-        self.backup = FastBackup(self.context, tables)
+        self.backup = FastBackup(self.context, self.pairs, alone=self.proposer.draws_tokens)
         self.branches, self.drafted = Branches(), Drafted()
         self.spans = SpanLog()
         if not request.reuse_prefix:
