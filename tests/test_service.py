@@ -13,6 +13,7 @@ from test_speculator import PROMPT, K, V, begin, build, check_trunk, prepared
 
 from saguaro_core.config import SamplingParams
 from saguaro_core.deepening import best_rows, is_worth_its_time
+from saguaro_core.draft.messages import Speculation
 from saguaro_core.draft.speculator import Speculator
 from saguaro_core.row_times import RowTimes
 from saguaro_core.service import MIN_ROUNDS, RunTimes, best_length
