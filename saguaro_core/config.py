@@ -125,7 +125,7 @@ class SpeculationConfig(_FromMapping):
     sampling at a temperature above 0) service is full whatever is set: the drawn tokens would depend on times else.
     """
 
-    lookahead: int = 3
+    lookahead: int = 4
     rule: VerificationRule = "shared_noise"
     fan_out: FanOutPolicy = "geometric"
     budget: int = 12
@@ -133,7 +133,7 @@ class SpeculationConfig(_FromMapping):
     acceptance: float | None = None
     power_law_r: float | None = None
     saguaro_c: float = 1.0
-    fallback: FallbackPolicy = "neural"
+    fallback: FallbackPolicy = "auto"
     service: ServicePolicy = "auto"
     deepening: DeepeningPolicy = "likely"
 

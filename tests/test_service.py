@@ -154,7 +154,8 @@ class Scene:
     def accept(self) -> Speculation:
         build(self.speculator)
         k = len(self.speculator.drafted.token_ids)
-        return self.verdict(Outcome(k, prepared(self.speculator, k)[0]))
+        answer: Speculation = self.verdict(Outcome(k, prepared(self.speculator, k)[0]))
+        return answer
 
 
 class TestChoices:

@@ -31,7 +31,9 @@ def begin(
     eos: tuple[int, ...] = (),
     **speculation: Any,
 ) -> Begin:
-    config = SpeculationConfig(**{"lookahead": K, "budget": 15, "fan_out": "uniform", **speculation})
+    config = SpeculationConfig(
+        **{"lookahead": K, "budget": 15, "fan_out": "uniform", "fallback": "neural", **speculation}
+    )
     return Begin(
         epoch=7,
         mode=mode,

@@ -34,13 +34,15 @@ class _Unranked:
 class Lessons:
     """Estimates of one request, from its own rounds, and what follows from them.
 
-    must_be_full: every speculation is served in full, whatever the request's service.
+    must_be_full: nothing follows from times: every speculation is served in full, whatever the request's service, and
+    auto is the neural backup.
     """
 
     def __init__(self, speculation: SpeculationConfig, batch_size: int = 1, *, must_be_full: bool = False) -> None:
         self._service: ServicePolicy = "full" if must_be_full else speculation.service
         self.planner = FanOutPlanner(speculation)
-        self.chooser = FallbackChooser(speculation.fallback, batch_size)
+        is_timed = speculation.fallback == "auto" and must_be_full
+        self.chooser = FallbackChooser("neural" if is_timed else speculation.fallback, batch_size)
         self.times = RunTimes(batch_size=batch_size)
         self._unranked: _Unranked | None = None
 
