@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from saguaro_core.config import FallbackPolicy
-from saguaro_core.events import FallbackKind
 from saguaro_core.pair_table import PairMemory, PairTable
 from saguaro_core.theory import Backup, critical_batch_size, ssd_speed
 
 ChosenBackup = Literal["neural", "fast"]
+LookupKind = Literal["ngram", "pair", "none"]
 
 MAX_NGRAM = 4
 
@@ -72,7 +72,7 @@ class FastBackup:
                 learner.learn(self.ngrams.token_ids[-1], committed)
         self.ngrams.extend(committed)
 
-    def propose(self, count: int) -> tuple[FallbackKind, list[int]]:
+    def propose(self, count: int) -> tuple[LookupKind, list[int]]:
         """Up to `count` tokens that should come next, and where they were found."""
         if token_ids := self.ngrams.propose(count):
             return "ngram", token_ids

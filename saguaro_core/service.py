@@ -35,15 +35,17 @@ def best_length(
     rate: float,
     step_seconds: float,
     verify_seconds: Callable[[int], float],
-) -> int:
-    """The n in 0..longest that maximises 1 + a + ... + a^n tokens minus rate * (n - ready steps + 1 + n rows)."""
+) -> tuple[int, float]:
+    """The n in 0..longest that maximises 1 + a + ... + a^n tokens minus rate * (n - ready steps + 1 + n rows), and that
+    maximum in tokens.
+    """
     best, best_value, tokens = 0, float("-inf"), 0.0
     for n in range(longest + 1):
         tokens += acceptance**n
         value = tokens - rate * (step_seconds * max(0, n - ready) + verify_seconds(1 + n))
         if value > best_value:
             best, best_value = n, value
-    return best
+    return best, best_value
 
 
 @dataclass(slots=True)
@@ -124,6 +126,15 @@ class RunTimes:
 
     def length(self, source: TokenSource, ready: int, longest: int) -> int | None:
         """The best length of a speculation of which `ready` tokens are there; None while that cannot be said."""
+        best = self._best(source, ready, longest)
+        return None if best is None else best[0]
+
+    def prefers_lookup(self, source: TokenSource, found: int, longest: int) -> bool:
+        """Whether `found` tokens that lookup offers now are worth more than drafting up to `longest` first."""
+        lookup, neural = self._best(source, found, found), self._best("neural", 0, longest)
+        return lookup is not None and neural is not None and lookup[1] > neural[1]
+
+    def _best(self, source: TokenSource, ready: int, longest: int) -> tuple[int, float] | None:
         rate = self.rate
         if rate is None or (self.num_steps == 0 and ready < longest):
             return None

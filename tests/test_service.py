@@ -11,8 +11,9 @@ from scripted import ScriptedRunner, hashed
 from strategies import EXACT
 from test_speculator import PROMPT, K, V, begin, build, check_trunk, prepared
 
-from saguaro_core.config import SamplingParams
+from saguaro_core.config import SamplingParams, SpeculationConfig
 from saguaro_core.deepening import best_rows, is_worth_its_time
+from saguaro_core.draft.lessons import Lessons
 from saguaro_core.draft.messages import Speculation
 from saguaro_core.draft.speculator import Speculator
 from saguaro_core.row_times import RowTimes
@@ -31,7 +32,7 @@ class TestBestLength:
             rate=rate,
             step_seconds=step,
             verify_seconds=lambda rows: 1.0 + row * rows,
-        )
+        )[0]
 
     def test_drafts_while_the_next_token_is_worth_more_than_its_time(self) -> None:
         """With even costs the best n is the number of i with a^i > rate * cost."""
@@ -55,8 +56,9 @@ class TestBestLength:
         def seconds(rows: int) -> float:
             return {1: 1.0, 2: 1.9, 3: 1.9, 4: 1.9}.get(rows, 9.0)
 
-        best = best_length(4, 4, acceptance=0.7, rate=1.0, step_seconds=0.0, verify_seconds=seconds)
+        best, worth = best_length(4, 4, acceptance=0.7, rate=1.0, step_seconds=0.0, verify_seconds=seconds)
         assert best == 3
+        assert worth == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3 - 1.9)
 
     @EXACT
     @given(
@@ -70,10 +72,11 @@ class TestBestLength:
         def value(n: int) -> float:
             return math.fsum(a**i for i in range(n + 1)) - rate * (step * max(0, n - ready) + rows[n])
 
-        best = best_length(
+        best, worth = best_length(
             ready, 6, acceptance=a, rate=rate, step_seconds=step, verify_seconds=lambda count: rows[count - 1]
         )
-        assert value(best) >= max(value(n) for n in range(7)) - 1e-9
+        assert worth == pytest.approx(value(best))
+        assert worth >= max(value(n) for n in range(7)) - 1e-9
 
 
 class TestRowTimes:
@@ -286,3 +289,13 @@ def test_in_a_batch_a_step_must_be_worth_the_time_of_all_who_wait(
     for _ in range(MIN_ROUNDS):
         times.verify.add(4, 0.1)
     assert times.length("neural", 0, 3) == expected
+
+
+@pytest.mark.parametrize(("accepted", "found", "expected"), [(2, 2, True), (0, 2, False), (2, 0, False)])
+def test_a_lookup_that_is_worth_more_than_drafting_comes_first(accepted: int, found: int, expected: bool) -> None:
+    lessons = Lessons(SpeculationConfig(lookahead=K))
+    for _ in range(12):
+        lessons.times.observe_step(0.3)
+        lessons.times.observe_round("ngram", 2, accepted, verify_seconds=1.0, seconds=1.3)
+    assert lessons.prefers_lookup("ngram", found, K) is expected
+    assert not Lessons(SpeculationConfig(lookahead=K, fallback="neural")).prefers_lookup("ngram", 2, K)

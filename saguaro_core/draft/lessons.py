@@ -84,6 +84,11 @@ class Lessons:
         best = self.times.length(source, ready, count) if self._service == "auto" else None
         return otherwise if best is None else best
 
+    def prefers_lookup(self, source: TokenSource, found: int, count: int) -> bool:
+        """Whether `auto`, which would draft now, should rather serve the `found` tokens of a lookup."""
+        is_free = self._service == "auto" and self.chooser.policy == "auto"
+        return is_free and found > 0 and self.times.prefers_lookup(source, found, count)
+
     def likely_outcomes(
         self, drafted: Drafted, proposer: Proposer, eos: set[int]
     ) -> tuple[tuple[int, ...], list[tuple[Outcome, float]]]:

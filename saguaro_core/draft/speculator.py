@@ -4,8 +4,7 @@ It knows no process and no link: a test can drive it by hand, a process polls it
 tokens live in cache slots equal to their positions, branches in the slots behind them. The trunk and the pair table
 outlive requests; everything else belongs to one.
 
-Whatever needs forwards is written in steps that yield them, so that the speculators of a batch can make theirs
-together; begin, verified and build_step make them here.
+Whatever needs forwards is written in steps that yield them: the speculators of a batch make theirs together.
 """
 
 import time
@@ -20,7 +19,7 @@ from saguaro_core.draft.messages import Begin, DraftSpan, Speculation
 from saguaro_core.draft.proposer import Place, Proposer
 from saguaro_core.draft.spans import SpanLog
 from saguaro_core.events import CacheOutcome, DraftEstimates, FallbackKind, Served
-from saguaro_core.fallback import FastBackup
+from saguaro_core.fallback import FastBackup, LookupKind
 from saguaro_core.models.runner import Runner, trunk_batch
 from saguaro_core.models.steps import Steps, drive
 from saguaro_core.pair_table import PairMemory
@@ -84,7 +83,7 @@ class Speculator:
     def verified(self, round_index: int, outcome: Outcome, lookahead: int, verify_seconds: float = 0.0) -> Speculation:
         """Take the outcome of the round under verification and speculate for `round_index`, the next one.
 
-        verify_seconds: the target's own time for the round; 0 if it does not say, and then no length is cut by value.
+        verify_seconds: the target's own time for the round; 0 if it does not say: then no length is cut by value.
         """
         return drive(self.runner, self.verified_in_steps(round_index, outcome, lookahead, verify_seconds))
 
@@ -168,14 +167,17 @@ class Speculator:
         """Speculate after a miss with the backup that the request or the measured times choose."""
         started, is_sd = self.clock(), self.request.mode == "sd"
         backup = "neural" if is_sd else self.chooser.choose()
-        kind, drafted = self._look_up(count) if backup == "fast" else (yield from self._draft_anew(count))
+        found, token_ids = ("none", []) if is_sd else self.backup.propose(count)
+        if backup == "fast" or (found != "none" and self.lessons.prefers_lookup(found, len(token_ids), count)):
+            kind, drafted = self._look_up(found, token_ids)
+        else:
+            kind, drafted = yield from self._draft_anew(count)
         if not is_sd:
             self.chooser.observe_fallback(backup, self.clock() - started)
         return kind, drafted
 
-    def _look_up(self, count: int) -> tuple[FallbackKind, Drafted]:
-        kind, token_ids = self.backup.propose(count)
-        if kind == "none" or kind == "neural":
+    def _look_up(self, kind: LookupKind, token_ids: list[int]) -> tuple[FallbackKind, Drafted]:
+        if kind == "none":
             return "none", Drafted()
         token_ids = token_ids[: self.lessons.length(kind, len(token_ids), len(token_ids), otherwise=len(token_ids))]
         return (kind, Drafted(token_ids=token_ids, source=kind)) if token_ids else ("none", Drafted())
