@@ -113,7 +113,7 @@ class FallbackChooser:
 
     policy: FallbackPolicy
     batch_size: int = 1
-    last: ChosenBackup = "neural"
+    last: ChosenBackup | None = "neural"
     hit_rate: _Mean = field(default_factory=lambda: _Mean.prior(0.5))
     tokens_hit: _Mean = field(default_factory=lambda: _Mean.prior(2.0))
     tokens_neural: _Mean = field(default_factory=lambda: _Mean.prior(1.8))
@@ -151,15 +151,18 @@ class FallbackChooser:
             tokens_per_round=self.tokens_fast.value, time=0.0
         )
 
-    def observe_round(self, is_hit: bool, accepted: int, seconds: float) -> None:
-        """A round of `accepted` + 1 tokens ended `seconds` after its speculation was sent."""
-        self.hit_rate.add(float(is_hit))
+    def observe_round(self, is_hit: bool | None, accepted: int, seconds: float) -> None:
+        """A round of `accepted` + 1 tokens ended `seconds` after it was served; None: it had no cache yet."""
+        if is_hit is not None:
+            self.hit_rate.add(float(is_hit))
         self.verify_seconds.add(seconds)
-        tokens = self.tokens_hit if is_hit else self.tokens_neural if self.last == "neural" else self.tokens_fast
-        tokens.add(accepted + 1)
+        if is_hit:
+            self.tokens_hit.add(accepted + 1)
+        elif self.last is not None:
+            (self.tokens_neural if self.last == "neural" else self.tokens_fast).add(accepted + 1)
 
-    def observe_fallback(self, backup: ChosenBackup, seconds: float) -> None:
-        """A miss was answered by `backup` in `seconds`."""
+    def observe_fallback(self, backup: ChosenBackup | None, seconds: float) -> None:
+        """A miss was answered by `backup` in `seconds`; None: by something that says nothing about either."""
         self.last = backup
         if backup == "neural":
             self.neural_seconds.add(seconds)

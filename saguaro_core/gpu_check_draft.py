@@ -9,7 +9,7 @@ import torch
 
 from saguaro_core.checks.oracle import OracleRunner, Script
 from saguaro_core.checks.random_models import LLAMA_1B, TINY, Shape, make_fixed_runner, make_random_model
-from saguaro_core.draft.child import connect_to_parent
+from saguaro_core.draft.child import connect_to_parent, disconnect
 from saguaro_core.draft.link import Link
 from saguaro_core.draft.messages import DraftFailed, DraftLoaded, LoadDraft
 from saguaro_core.draft.process import DraftServer
@@ -36,7 +36,7 @@ def main() -> None:
         if isinstance(message, LoadDraft):
             _serve(link, message)
     finally:
-        link.close()
+        disconnect(link)
 
 
 def _serve(link: Link, message: LoadDraft) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 MAX_TOKENS = 32_768
 MAX_FOLLOWERS = 8
-MAX_PROMPTS = 1024
+MAX_PROMPTS = 65_536
+MAX_OPEN = 64
 MIN_COUNT = 2
 # A proposal goes on while it is this likely to be right to its end: a verified row costs a few per cent of a round.
 MIN_SURVIVAL = 0.3
@@ -77,6 +78,9 @@ class Notes:
     def __init__(self) -> None:
         self._learnt: list[tuple[int, tuple[int, ...]]] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._learnt)
+
     def learn(self, before: int, token_ids: Sequence[int]) -> None:
         """Note tokens, the first of which followed `before`."""
         self._learnt.append((before, tuple(token_ids)))
@@ -96,20 +100,24 @@ class PairMemory:
 
     def __init__(self) -> None:
         self.table = PairTable()
-        self._open: dict[tuple[int, ...], Notes] = {}
-        self._known: OrderedDict[tuple[int, ...], None] = OrderedDict()
+        self._open: OrderedDict[tuple[int, ...], Notes] = OrderedDict()
+        self._known: OrderedDict[int, None] = OrderedDict()
 
     def is_known(self, prompt: Sequence[int]) -> bool:
         """Whether the table holds what an answer to this very prompt said."""
-        return tuple(prompt) in self._known
+        return hash(tuple(prompt)) in self._known
 
     def notes(self, prompt: Sequence[int]) -> Notes:
-        """Where the answer to `prompt` is noted; the answers to other prompts are learnt now."""
+        """Where the answer to `prompt` is noted; what was answered to other prompts is learnt now.
+
+        A prompt without an answer yet, as others of the same batch are, stays open.
+        """
         key = tuple(prompt)
-        for other in [prompt for prompt in self._open if prompt != key]:
+        for other in [other for other, notes in self._open.items() if other != key and notes]:
             self._open.pop(other).teach(self.table)
-            self._known[other] = None
-        while len(self._known) > MAX_PROMPTS:
-            self._known.popitem(last=False)
+            self._known[hash(other)] = None
         self._open[key] = Notes()
+        for memory, most in ((self._open, MAX_OPEN), (self._known, MAX_PROMPTS)):
+            while len(memory) > most:
+                memory.popitem(last=False)
         return self._open[key]

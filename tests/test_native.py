@@ -198,7 +198,15 @@ class TestForwards:
 
 
 class TestTrial:
-    @pytest.mark.parametrize("options", [{"hidden_act": "gelu"}, {"hidden_size": 72}, {"head_dim": 24}])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"hidden_act": "gelu"},
+            {"hidden_size": 72},
+            {"head_dim": 24},
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        ],
+    )
     def test_another_function_or_size_stays_in_torch(self, options: dict[str, object]) -> None:
         assert native(make_large_enough(**options)) is None
 

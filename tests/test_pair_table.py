@@ -120,6 +120,15 @@ class TestMemory:
     def test_it_forgets_which_prompts_it_knew_in_order(self) -> None:
         memory = PairMemory()
         for token in range(MAX_PROMPTS + 3):
-            memory.notes([token])
+            memory.notes([token]).learn(1, [2])
         assert not memory.is_known([0])
         assert memory.is_known([MAX_PROMPTS])
+
+    def test_prompts_of_one_batch_all_teach(self) -> None:
+        memory = PairMemory()
+        together = [FastBackup(prompt, memory) for prompt in (self.PROMPT, self.OTHER, [5, 6])]
+        assert not any(memory.is_known(prompt) for prompt in (self.PROMPT, self.OTHER))
+        for backup in together:
+            backup.extend(self.ANSWER)
+        assert FastBackup([7, 8], memory).propose(1) == ("pair", [9])
+        assert all(memory.is_known(prompt) for prompt in (self.PROMPT, self.OTHER, [5, 6]))

@@ -107,7 +107,7 @@ class BatchLink:
                 if part.epoch is not None and part.epoch in self._waiting_for:
                     self._waiting_for.discard(part.epoch)
                     self._inboxes[part.epoch].append(part)
-        elif isinstance(message, DraftFailed):
+        elif isinstance(message, DraftFailed) and (message.epoch is None or message.epoch in self._waiting_for):
             raise DraftUnavailable(message.message)
 
     def _lose(self, error: DraftUnavailable) -> None:

@@ -56,7 +56,9 @@ class Lessons:
         next_drafted = next(iter(drafted.token_ids[outcome.accepted : outcome.accepted + 1]), None)
         num_drafted = len(drafted.token_ids)
         self._unranked = _Unranked(drafted.state, num_drafted, outcome, known, next_drafted)
-        self.chooser.observe_round(drafted.state == "hit", outcome.accepted, verify_seconds or waited)
+        # The first round had no cache to look into.
+        is_hit = None if self.times.num_rounds == 0 else drafted.state == "hit"
+        self.chooser.observe_round(is_hit, outcome.accepted, verify_seconds or waited)
         self.times.observe_round(drafted.source, num_drafted, outcome.accepted, verify_seconds, seconds)
         # Steps are for sequences that missed: this one, and of the others as many as do.
         size = self.times.batch_size

@@ -172,8 +172,8 @@ class Speculator:
             kind, drafted = self._look_up(found, token_ids)
         else:
             kind, drafted = yield from self._draft_anew(count)
-        if not is_sd:
-            self.chooser.observe_fallback(backup, self.clock() - started)
+        is_telling = backup == "fast" or (drafted.source == "neural" and bool(drafted.token_ids))
+        self.chooser.observe_fallback(backup if is_telling else None, self.clock() - started)
         return kind, drafted
 
     def _look_up(self, kind: LookupKind, token_ids: list[int]) -> tuple[FallbackKind, Drafted]:

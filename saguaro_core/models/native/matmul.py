@@ -40,13 +40,15 @@ def _multiply_pairs(kind, weights, scales, x, x_blocks, out, first, last):
                 _int4_offset_pair(rows, w, stride, s, xr, dx, b, db, o, do, n)
 
 
-@njit(cache=True, fastmath=True, error_model="numpy")
+@njit(cache=True, fastmath={"reassoc", "contract", "arcp"}, error_model="numpy")  # NaN must stay NaN.
 def _quantise_block(x, codes, scale_and_sum):
-    """int16 codes of one block, its scale and its sum; a block of zeros has scale 0."""
+    """int16 codes of one block, its scale and its sum; a block of zeros has scale 0, one with NaN has scale NaN."""
     largest, total = np.float32(0.0), np.float32(0.0)
     for i in range(BLOCK):
         largest = max(largest, abs(x[i]))
         total += x[i]
+    if np.isnan(total):
+        largest = total
     inverse = np.float32(0.0) if largest == np.float32(0.0) else np.float32(_LARGEST_INPUT) / largest
     for i in range(BLOCK):
         value = x[i] * inverse
@@ -84,11 +86,11 @@ def matmul(kind, weights, scales, x, out):
 def matmul_parallel(kind, weights, scales, x, out, num_threads):
     """The same with the tiles shared out between threads; every number has the same bits."""
     num_pairs = out.shape[1] // PAIR
-    codes, x_blocks = _quantise(x)
+    codes, x_blocks = _quantise(x[:0] if kind == HALF else x)
     for share in prange(num_threads):
         first, last = share * num_pairs // num_threads, (share + 1) * num_pairs // num_threads
         if kind == HALF:
-            _multiply_pairs(kind, weights, scales, x, x_blocks, out, first, last)
+            _multiply_pairs(kind, weights, scales, x, _NO_BLOCKS, out, first, last)
         else:
             _multiply_pairs(kind, weights, scales, codes, x_blocks, out, first, last)
 

@@ -15,6 +15,9 @@ _HIGHEST_4_BIT = 15
 _ALIGNMENT = 64
 _ARENA_BYTES = 32 << 20
 _KINDS = {name: kind for kind, name in enumerate(FORMATS)}
+_SHOWN = {"float": "float32", "half": "float16", "int8": "int8", "int8_offset": "int8", "int4_offset": "int4"}
+KIND_NAMES = tuple(_SHOWN[name] for name in FORMATS)
+"""How the weights of each format are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +110,12 @@ def unpack_rows(packed: Packed, outputs: NDArray[np.int64]) -> NDArray[np.float3
     tile, lane = outputs // TILE, outputs % TILE
     if packed.kind == _KINDS["half"]:
         halves = packed.codes.view(np.float16).reshape(-1, packed.num_inputs, TILE)
-        return halves[tile, :, lane].astype(np.float32)
+        return np.ascontiguousarray(halves[tile, :, lane], np.float32)
     codes = packed.codes.view(np.int8).reshape(-1, packed.num_inputs // 2, TILE, 2)
     scales = packed.scales.view(np.float16).reshape(len(codes), packed.num_inputs // BLOCK, -1, TILE)
     offset = scales[tile, :, 1, lane] if scales.shape[2] > 1 else None
-    return Blocks(codes[tile, :, lane].reshape(len(outputs), -1), scales[tile, :, 0, lane], offset).dense()
+    blocks = Blocks(codes[tile, :, lane].reshape(len(outputs), -1), scales[tile, :, 0, lane], offset)
+    return np.ascontiguousarray(blocks.dense())
 
 
 class Arena:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from saguaro_core.errors import ModelError
 from saguaro_core.models.kv_cache import SLOT_BLOCK
 from saguaro_core.models.native.decoder import forward
-from saguaro_core.models.native.packing import Packed, unpack_rows
+from saguaro_core.models.native.packing import KIND_NAMES, Packed, unpack_rows
 from saguaro_core.models.native.tile import TILE
 from saguaro_core.models.native.weights import DecoderWeights
 from saguaro_core.models.runner import ForwardBatch
@@ -37,8 +37,7 @@ class NativeRunner:
 
     def describe(self) -> str:
         """How the weights are held."""
-        names = ("float32", "float16", "int8", "int8", "int4")
-        held = {names[packed.kind] for packed in self.weights.all_packed}
+        held = {KIND_NAMES[packed.kind] for packed in self.weights.all_packed}
         return " and ".join(sorted(held))
 
     def forward(self, batch: ForwardBatch) -> Tensor | None:
@@ -71,6 +70,7 @@ class NativeRunner:
         if batch.num_logits == 0:
             return None
         if np.isnan(logits[:, 0]).any():
+            self._cache.clear()  # Weight 0 does not hide a NaN: it must not lie where later texts only do not look.
             raise ModelError("the model returned NaN logits: its weights do not fit this device's number format.")
         return tokens.spread(logits[:, : self.vocabulary_size])
 
@@ -192,6 +192,10 @@ class _Cache:
         self.keys, self.values = self._empty()
         self.keys[:, : keys.shape[1], :, : keys.shape[3]] = keys
         self.values[:, : values.shape[1], :, :, : values.shape[4]] = values
+
+    def clear(self) -> None:
+        """Fill everything with zeros."""
+        self.keys[:], self.values[:] = 0.0, 0.0
 
     def keep_rows(self, count: int) -> None:
         """Drop the rows from `count` on."""

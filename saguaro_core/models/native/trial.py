@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from saguaro_core.config import CpuWeights
+from saguaro_core.errors import ModelError
 from saguaro_core.models.native.blocks import QuantisedWeights
 from saguaro_core.models.native.runner import NativeRunner
 from saguaro_core.models.native.weights import NotLlamaLikeError, collect
@@ -46,7 +47,12 @@ def try_native(
     except NotLlamaLikeError as error:
         logger.info("%s runs in torch: %s", type(model).__name__, error)
         return None
-    if not _agrees(model, runner):
+    try:
+        agrees = _agrees(model, runner)
+    except ModelError as error:
+        logger.info("%s runs in torch: %s", type(model).__name__, error)
+        return None
+    if not agrees:
         logger.info("%s runs in torch: the compiled decoder gives other logits", type(model).__name__)
         return None
     return runner

@@ -76,15 +76,14 @@ def collect(model: PreTrainedModel, quantised: QuantisedWeights, kind: CpuWeight
     collector = _Collector(model, quantised, kind)
     try:
         return _collect(model, model.get_decoder(), collector)
-    except (AttributeError, RuntimeError) as error:
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise NotLlamaLikeError(f"a part is missing: {error}") from error
 
 
 def _collect(model: PreTrainedModel, decoder: Any, collector: _Collector) -> DecoderWeights:
     layers = list(decoder.layers)
     attention = layers[0].self_attn
-    if attention.head_dim % BLOCK:
-        raise NotLlamaLikeError(f"its heads have {attention.head_dim} dimensions, no multiple of {BLOCK}.")
+    _check_sizes(model.config.hidden_size, layers, decoder.rotary_emb)
     embedding = collector.packed(decoder.embed_tokens)
     head: Any = model.get_output_embeddings()
     is_tied = head.weight.data_ptr() == decoder.embed_tokens.weight.data_ptr()
@@ -101,6 +100,38 @@ def _collect(model: PreTrainedModel, decoder: Any, collector: _Collector) -> Dec
         scaling=float(attention.scaling),
         head_dim=attention.head_dim,
         num_kv_heads=attention.k_proj.out_features // attention.head_dim,
+    )
+
+
+def _check_sizes(hidden: int, layers: list[Any], rotary: Any) -> None:
+    """Compiled code checks no bounds: every layer has the first one's sizes, and rotary embeddings fill its heads."""
+    sizes = {_sizes(layer) for layer in layers}
+    if len(sizes) > 1:
+        raise NotLlamaLikeError("its layers differ in size.")
+    width, head_dim, num_kv, out_inputs, out_outputs, inner, up, down_inputs, down_outputs = sizes.pop()
+    fits = (out_outputs, down_outputs, up, down_inputs) == (hidden, hidden, inner, inner)
+    if not fits or width != out_inputs + 2 * num_kv * head_dim or out_inputs % head_dim or head_dim % BLOCK:
+        raise NotLlamaLikeError("its projections have other sizes.")
+    if any(kind in str(getattr(rotary, "rope_type", "")) for kind in ("dynamic", "longrope")):
+        raise NotLlamaLikeError("its rotary embeddings depend on the length of the text.")
+    cos, _ = rotary(torch.zeros(1), position_ids=torch.zeros(1, 1, dtype=torch.long))
+    if cos.shape[-1] != head_dim:
+        raise NotLlamaLikeError("its rotary embeddings turn a part of each head.")
+
+
+def _sizes(layer: Any) -> tuple[int, ...]:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return (
+        sum(projection.out_features for projection in projections),
+        attention.head_dim,
+        attention.k_proj.out_features // attention.head_dim,
+        attention.o_proj.in_features,
+        attention.o_proj.out_features,
+        mlp.gate_proj.out_features,
+        mlp.up_proj.out_features,
+        mlp.down_proj.in_features,
+        mlp.down_proj.out_features,
     )
 
 
