@@ -4,6 +4,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -171,8 +172,8 @@ class TestSeeds:
         served: set[str | None] = set()
         fallbacks: set[str | None] = set()
         for seed, (temperature, fallback) in enumerate(itertools.product((0.0, 0.8), get_args(FallbackPolicy))):
-            jumps = random.Random(seed)
-            clock = itertools.accumulate(iter(lambda jumps=jumps: jumps.choice((1e-6, 1e-4, 1e-3, 0.01)), None))
+            jumps = iter(partial(random.Random(seed).choice, (1e-6, 1e-4, 1e-3, 0.01)), None)
+            clock = itertools.accumulate(jumps)
             draft = ScriptedRunner(PARTLY, V)
             subject = LocalEngine(ScriptedRunner(TARGET, V), draft, is_warm=True, passes=lambda number: number % 7)
             subject.kept = Speculator(draft, clock=clock.__next__)
@@ -303,7 +304,7 @@ class TestCounts:
         assert all(a is not None and 0 < a < 1 for a in fitted)
         assert fitted != (0.5, 0.5)
         for mode in ("ar", "sd"):
-            figures = engine().run(mode, PROMPT, greedy(20), config).finished.figures  # type: ignore[arg-type]
+            figures = engine().run(mode, PROMPT, greedy(20), config).finished.figures
             assert (figures.num_rounds_full, figures.fitted_acceptance_hit) == (0, None)
             assert figures.num_reused_prompt_tokens == 0
             assert figures.num_reused_draft_tokens == (None if mode == "ar" else 0)

@@ -135,10 +135,8 @@ class TestCutRuns:
             assert self.records_are_true(engine)
 
     def records_are_true(self, engine: LocalEngine) -> bool:
-        for runner, trunk in (
-            (engine.target, engine.session and engine.session.trunk),
-            (engine.draft, engine.kept and engine.kept.trunk),
-        ):
+        for runner, keeper in ((engine.target, engine.session), (engine.draft, engine.kept)):
+            trunk = None if keeper is None else keeper.trunk
             assert isinstance(runner, ScriptedRunner)
             if trunk is not None:
                 held = [runner.slots[0, slot] for slot in range(len(trunk))]
