@@ -14,14 +14,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 # Read by the page framework when it is imported; without it every start would be reported to its makers.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import uvicorn
 
-from saguaro_core.config import EngineConfig, Placement
+from saguaro_core.config import CpuWeights, EngineConfig, Placement
 from saguaro_core.engine import Engine
 from saguaro_core.errors import SaguaroError
 from saguaro_core.status import EngineStatus
@@ -52,6 +52,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", default=engine.target, help="the large model: a catalogue name, hub id or folder")
     parser.add_argument("--draft", default=engine.draft, help="the small model that guesses")
     parser.add_argument("--placement", default="auto", help="auto, or target=DEVICE,draft=DEVICE (cpu:0, cuda:1, mps)")
+    parser.add_argument(
+        "--cpu-weights",
+        default=engine.cpu_weights,
+        help=f"their form on CPUs: {', '.join(get_args(CpuWeights))} (default: %(default)s)",
+    )
     parser.add_argument("--max-length", type=int, help="limit of prompt + answer in tokens (default: the target's own)")
     parser.add_argument("--host", default=server.host, help="address to listen on; beyond this machine needs --auth")
     parser.add_argument("--port", type=int, default=server.port, help="port to listen on")
@@ -67,6 +72,7 @@ def read_settings(options: argparse.Namespace) -> tuple[EngineConfig, ServerSett
         draft=options.draft,
         placement=Placement.parse(options.placement),
         max_length=options.max_length,
+        cpu_weights=options.cpu_weights,
     )
     return config, ServerSettings(host=options.host, port=options.port, auth=read_auth(options.auth))
 

@@ -144,7 +144,7 @@ def format_memory(memory: MemoryFigures | None) -> list[str]:
     ]
     if memory.peak_pss_bytes is not None:
         peak = _megabytes(memory.peak_pss_bytes)
-        lines.append(f"memory: {peak} together at the peak (PSS, sampled every {_SAMPLE_SECONDS:g} s)")
+        lines.append(f"memory: {peak} together at the peak (PSS, sampled about every {_SAMPLE_SECONDS:g} s)")
     return lines
 
 

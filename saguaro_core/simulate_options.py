@@ -45,7 +45,7 @@ def _add_chances(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_times(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verify", default="1:35,4:43", help="time of the target by rows (%(default)s)")
+    parser.add_argument("--verify", default="1:35,4:43", help="time of the target by rows (an example: %(default)s)")
     parser.add_argument("--draft-step", default="1:5.7,12:11.8", help="time of the draft by rows (%(default)s)")
     for name, what in _FIXED_TIMES.items():
         parser.add_argument(f"--{name}", type=float, default=0.0, metavar="MS", help=f"{what} (0)")

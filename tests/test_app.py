@@ -50,6 +50,7 @@ def _restore_process(monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         (["--port", "99999"], "port is 99999: give a whole number from 0 to 65535"),
         (["--placement", "gpu"], "placement is 'gpu': write auto, or target=DEVICE,draft=DEVICE"),
+        (["--cpu-weights", "int2"], "cpu_weights is 'int2'"),
         (["--max-length", "1"], "max_length is 1: give a whole number from 2"),
         (["--target", ""], "target is '': give a catalogue name, a hub id or a folder"),
         (["--host", "0.0.0.0"], "give --auth user:password as well"),
