@@ -119,7 +119,9 @@ class TestLostDraft:
         assert_speculates(run)
 
     def test_a_run_that_waits_for_a_new_draft_can_be_stopped(self, fragile: Engine) -> None:
-        draft_process(fragile).kill()
+        draft = draft_process(fragile)
+        draft.kill()
+        wait_until(lambda: not draft.is_running() or draft.status() == psutil.STATUS_ZOMBIE, 5)
         run = start_run(fragile, STORY, "ssd", greedy(NUM_TOKENS))
         other = start_run(fragile, STORY, "ar", greedy(2))
         wait_until(lambda: psutil.Process(fragile.process_id()).children(), 5)

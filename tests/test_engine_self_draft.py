@@ -29,7 +29,12 @@ LOOKAHEAD = 4
 # The sure outcome, and another branch beside it so that branches do not lie where the trunk goes on. A draft as slow as
 # its target is worth little: nothing is decided by times here.
 SURE = SpeculationConfig(
-    lookahead=LOOKAHEAD, fan_out="list", fan_out_list=(0, 0, 0, 0, 2), service="ready", deepening="all"
+    lookahead=LOOKAHEAD,
+    fan_out="list",
+    fan_out_list=(0, 0, 0, 0, 2),
+    service="ready",
+    deepening="all",
+    fallback="neural",
 )
 
 

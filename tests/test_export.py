@@ -25,6 +25,7 @@ from storage_samples import (
     start,
 )
 
+from saguaro_core.config import SpeculationConfig
 from saguaro_core.errors import InvalidRequest
 from saguaro_core.run_figures import RunFigures
 from storage import EXPORT_FORMATS, ExportFormat, LogReader, NotStored, Recorder, Selection, export
@@ -108,7 +109,7 @@ def test_json_says_what_it_is_and_carries_the_whole_context(log: Path) -> None:
     (comparison,) = document["comparisons"]
     assert [run["mode"] for run in comparison["runs"]] == ["ar", "sd", "ssd"]
     run = comparison["runs"][2]
-    assert run["settings"]["speculation"]["lookahead"] == 3
+    assert run["settings"]["speculation"]["lookahead"] == SpeculationConfig().lookahead
     assert run["versions"] == {"torch": "2.13.0", "transformers": "5.24.0"}
     assert (run["seed"], run["hardware"], run["target_revision"]) == (7, "Test CPU, 2 cores", "abc123")
     assert run["figures"]["cache_hit_rate"] == run["cache_hit_rate"] == 1.0

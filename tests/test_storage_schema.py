@@ -26,6 +26,7 @@ from storage_samples import (
 )
 
 import storage
+from saguaro_core.config import SpeculationConfig
 from storage import LogReader, Recorder, RecorderLimits, SchemaRefused, default_database_path
 from storage.database import open_for_writing
 from storage.migrations import known_steps
@@ -191,7 +192,7 @@ def test_overviews_compare_finished_runs_only(log: Path) -> None:
     ]
     assert query(
         log, "SELECT mode, status, lookahead, temperature, seed FROM run_overview WHERE run_id = 'cut-ssd'"
-    ) == [("ssd", "stopped", 3, 0.0, 7)]
+    ) == [("ssd", "stopped", SpeculationConfig().lookahead, 0.0, 7)]
 
 
 def test_documented_schema_is_the_schema(tmp_path: Path) -> None:
