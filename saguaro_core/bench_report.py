@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median, quantiles
 from typing import Any
 
+from saguaro_core.answers import first_difference
 from saguaro_core.bench_measure import AR_ALL_CORES, Measurement
 from saguaro_core.bench_rounds import RoundFigures, summarise_rounds
 from saguaro_core.prompts import BenchPrompt
@@ -216,10 +217,9 @@ def _differences(pair: Pair) -> list[Difference]:
 
 def _difference(first: Measurement, other: Measurement) -> Difference | None:
     ids, other_ids = first.finished.token_ids, other.finished.token_ids
-    if ids == other_ids:
+    index = first_difference(ids, other_ids)
+    if index is None:
         return None
-    shorter = min(len(ids), len(other_ids))
-    index = next((i for i in range(shorter) if ids[i] != other_ids[i]), shorter)
     return Difference(
         prompt=first.prompt,
         repeat=first.repeat,

@@ -7,7 +7,8 @@ from typing import Any
 from saguaro_core.bench_measure import Measurement
 from saguaro_core.bench_report import summarise_column
 from saguaro_core.bench_sweep_fit import STATES, Fit, fit, fit_together, hit_rate_after, predicted_hit_rate
-from saguaro_core.bench_sweep_run import Runs, SweepPlan, SweepPoint, SweepReport, number, percent, table
+from saguaro_core.bench_sweep_run import Runs, SweepPlan, SweepPoint, SweepReport, table
+from saguaro_core.bench_table import number, percent
 from saguaro_core.fan_out import CacheState, geometric_fan_out, uniform_fan_out
 
 BUDGETS = (2, 4, 8, 12, 16, 24)

@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 from typing import get_args
 
 from saguaro_core.bench_report import BenchReport, ModeSummary, summarise
-from saguaro_core.bench_sweep_run import Runs, SweepPlan, SweepPoint, SweepReport, number, percent, summaries, table
+from saguaro_core.bench_sweep_run import Runs, SweepPlan, SweepPoint, SweepReport, summaries, table
+from saguaro_core.bench_table import number, percent
 from saguaro_core.config import FallbackPolicy, Mode, VerificationRule
 from saguaro_core.errors import InvalidRequest
 from saguaro_core.theory import Backup, critical_batch_size

@@ -9,8 +9,6 @@ from saguaro_core.bench_report import ModeSummary, summarise_column
 from saguaro_core.config import Mode, SamplingParams, SpeculationConfig
 from saguaro_core.prompts import WARM_UP, BenchPrompt
 
-UNDEFINED = "n/a"
-
 Runs = dict[str, list[Measurement]]
 
 
@@ -111,13 +109,3 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
         )
         for line in lines
     ]
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """A figure as a cell."""
-    return UNDEFINED if value is None else f"{value:.{digits}f}"
-
-
-def percent(value: float | None) -> str:
-    """A share as a cell."""
-    return UNDEFINED if value is None else f"{value:.0%}"

@@ -1,6 +1,7 @@
 """The benchmark's report as plain text: one column for each mode, one row for each figure."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from saguaro_core.bench_measure import AR_ALL_CORES
 from saguaro_core.bench_report import BenchReport, Difference, ModeSummary, RatioSummary
@@ -33,20 +34,26 @@ def _line(label: str, cells: Sequence[str], width: int) -> str:
     return (label.ljust(width) + "".join(cell.rjust(_COLUMN_WIDTH) for cell in cells)).rstrip()
 
 
-def _number(digits: int) -> Show:
-    return lambda value: UNDEFINED if value is None else f"{value:.{digits}f}"
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure as a cell."""
+    return UNDEFINED if value is None else f"{value:.{digits}f}"
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A share as a cell."""
     return UNDEFINED if value is None else f"{value:.0%}"
+
+
+def _number(digits: int) -> Show:
+    return partial(number, digits=digits)
 
 
 _FIGURES: tuple[tuple[str, Callable[[ModeSummary], float | None], Show], ...] = (
     ("tokens/s, median", lambda m: m.decode_tokens_per_second, _number(1)),
     ("tokens/s per device", lambda m: m.tokens_per_second_per_device, _number(1)),
     ("first token, s", lambda m: m.time_to_first_token, _number(2)),
-    ("acceptance", lambda m: m.draft_acceptance_rate, _percent),
-    ("cache hit rate", lambda m: m.cache_hit_rate, _percent),
+    ("acceptance", lambda m: m.draft_acceptance_rate, percent),
+    ("cache hit rate", lambda m: m.cache_hit_rate, percent),
     ("tokens per round", lambda m: m.mean_acceptance_length, _number(2)),
     ("verify, mean ms", lambda m: m.mean_verify_ms, _number(1)),
     ("draft step, mean ms", lambda m: m.mean_step_ms, _number(1)),
@@ -57,9 +64,9 @@ _FIGURES: tuple[tuple[str, Callable[[ModeSummary], float | None], Show], ...] = 
     ("tokens after a miss", lambda m: m.rounds.tokens_after_miss, _number(2)),
     ("wait, hits, median ms", lambda m: m.rounds.median_wait_ms_hit, _number(2)),
     ("wait, misses, median ms", lambda m: m.rounds.median_wait_ms_miss, _number(2)),
-    (f"hits that wait > {WAIT_MS:g} ms", lambda m: m.rounds.late_hit_rate, _percent),
-    ("caches built in time", lambda m: m.rounds.full_build_rate, _percent),
-    ("build inside verify", lambda m: m.build_overlap, _percent),
+    (f"hits that wait > {WAIT_MS:g} ms", lambda m: m.rounds.late_hit_rate, percent),
+    ("caches built in time", lambda m: m.rounds.full_build_rate, percent),
+    ("build inside verify", lambda m: m.build_overlap, percent),
 )
 
 

@@ -3,8 +3,6 @@
 Random weights in the shapes of an 8B and a 1B model; acceptance and hits are forced by a script, the times are real.
 """
 
-import time
-
 import torch
 
 from saguaro_core.checks.local import Decoded, LocalEngine
@@ -12,9 +10,8 @@ from saguaro_core.checks.oracle import OracleRunner
 from saguaro_core.checks.random_models import LLAMA_1B, LLAMA_8B, TINY, Shape, make_fixed_runner, make_random_model
 from saguaro_core.checks.rows import Problems, Row, Setting, reported_in
 from saguaro_core.config import MODES, Mode, SamplingParams, SpeculationConfig
-from saguaro_core.draft.child import Child
-from saguaro_core.draft.messages import DraftFailed, DraftLoaded, LoadDraft, Message
-from saguaro_core.errors import DraftUnavailable
+from saguaro_core.draft.handle import DraftHandle
+from saguaro_core.draft.messages import LoadDraft
 from saguaro_core.figures import RunFigures
 from saguaro_core.gpu_check_draft import script_for
 from saguaro_core.gpu_check_forwards import BUDGET, LOOKAHEAD
@@ -27,40 +24,12 @@ _NAME = "rounds, forced acceptance: {}"
 _LOAD_SECONDS = 90.0
 
 
-class DraftProcess:
-    """The check's draft in its own process, as a run reaches it."""
-
-    def __init__(self, shape: Shape, device: str) -> None:
-        self.num_columns = shape.vocabulary_size
-        cores = available_cores()[-1:] if device == "cpu" else ()
-        self._child = Child.spawn("saguaro_core.gpu_check_draft")
-        self._child.link.send(LoadDraft(draft=shape.name, target="", device=device, cores=cores))
-
-    def wait_loaded(self) -> None:
-        """Wait until the draft can serve. Raises DraftUnavailable."""
-        deadline = time.monotonic() + _LOAD_SECONDS
-        while time.monotonic() < deadline:
-            message = self.receive(0.2)
-            if isinstance(message, DraftLoaded):
-                return
-            if isinstance(message, DraftFailed):
-                raise DraftUnavailable(message.message)
-        raise DraftUnavailable(f"the draft did not load within {_LOAD_SECONDS:g} s.")
-
-    def send(self, message: Message) -> None:
-        """Queue a message."""
-        self._child.link.send(message)
-
-    def receive(self, timeout: float) -> Message | None:
-        """The next message or None. Raises DraftUnavailable when the process has ended."""
-        message = self._child.link.receive(timeout)
-        if message is None and not self._child.is_alive:
-            raise DraftUnavailable(f"the draft process {self._child.describe_end()}.")
-        return message
-
-    def close(self) -> None:
-        """End the process."""
-        self._child.close()
+def _start_draft(shape: Shape, device: str) -> DraftHandle:
+    """The check's draft in its own process, loading."""
+    draft = DraftHandle(_LOAD_SECONDS, "saguaro_core.gpu_check_draft")
+    cores = available_cores()[-1:] if device == "cpu" else ()
+    draft.start(LoadDraft(draft=shape.name, target="", device=device, cores=cores))
+    return draft
 
 
 def check_rounds(setting: Setting) -> list[Row]:
@@ -69,7 +38,7 @@ def check_rounds(setting: Setting) -> list[Row]:
     is_full = setting.is_cuda and not setting.is_tiny
     target_shape, draft_shape = (LLAMA_8B, LLAMA_1B) if is_full else (TINY, TINY)
     with reported_in(rows, _NAME.format("both processes")):
-        draft = DraftProcess(draft_shape, setting.last)
+        draft = _start_draft(draft_shape, setting.last)
         try:
             target = _make_target(target_shape, setting.first)
             draft.wait_loaded()

@@ -200,8 +200,10 @@ class Outcome:
     data: dict[str, Any]
 
 
-def command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """A function that calls the benchmark with an engine and arguments, and says what it left behind."""
+def command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], main: Callable[..., int] = main
+) -> Callable[..., Outcome]:
+    """A function that calls a command, the benchmark's, with an engine and arguments, and says what it left behind."""
 
     def call(engine: ScriptedEngine, *arguments: str) -> Outcome:
         file = tmp_path / "out.json"

@@ -1,12 +1,11 @@
 """The sweeps: their points, the fitted power law, the tables, and the command line over a scripted engine."""
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scripted_bench import PACE, Outcome, ScriptedEngine
+from scripted_bench import PACE, Outcome, ScriptedEngine, command_line
 
 from saguaro_core.bench_measure import Measurement
 from saguaro_core.bench_sweep import main
@@ -22,16 +21,7 @@ LOOKAHEAD, VOCABULARY = 3, 500
 
 @pytest.fixture
 def sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    def call(engine: ScriptedEngine, *arguments: str) -> Outcome:
-        file = tmp_path / "out.json"
-        try:
-            status = main([*arguments, "--json", str(file)], engine.factory)
-        except SystemExit as error:
-            status = int(str(error.code))
-        captured = capsys.readouterr()
-        return Outcome(status, captured.out, captured.err, json.loads(file.read_text()) if file.exists() else {})
-
-    return call
+    return command_line(tmp_path, capsys, main)
 
 
 def drawn_run(acceptance: float, power_law_r: float, budget: int, num_rounds: int = 4000) -> Measurement:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from echo_engine import EchoEngine, Script
 
+from saguaro_core.answers import first_difference
 from saguaro_core.errors import EngineUnavailable, InvalidRequest
 from saguaro_core.events import CacheOutcome, FallbackKind, RoundEvent, TokenEvent
 from storage import Recorder
@@ -16,7 +17,6 @@ from ui.comparisons import Comparison, ComparisonService
 from ui.lane import LaneState
 from ui.run_log import StoredRunLog
 from ui.settings import CompareSettings
-from ui.summary import first_difference
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@
 Only complete answers are compared: a failed or stopped run has a speed, but not one to hold against another.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
+from saguaro_core.answers import first_difference
 from saguaro_core.config import Mode
 from saguaro_core.theory import predict
 from ui.lane import LaneState
@@ -62,11 +63,3 @@ def same_tokens(lanes: Mapping[Mode, LaneState], settings: Mapping[str, Any]) ->
     sampled = settings.get("rule") == "rejection" and settings.get("temperature", 0) > 0
     note = " (as rejection sampling at temperature > 0 draws each lane afresh)" if sampled else ""
     return {"answer": False, "text": f"no: {differences[0]}{note}"}
-
-
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first index at which two answers differ, or None when they are the same."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return None if len(one) == len(other) else min(len(one), len(other))

@@ -98,9 +98,7 @@ class _Comparer:
         if isinstance(launcher, str):
             return [PeerRow(title=kind.title, num_threads=0, error=launcher)]
         try:
-            file = (
-                fetch_gguf(self._job.target, on_progress=lambda text, _: self._say(text)) if kind.needs_gguf else None
-            )
+            file = fetch_gguf(self._job.target, on_progress=_once(self._say)) if kind.needs_gguf else None
         except ModelError as error:
             return [PeerRow(title=kind.title, num_threads=0, error=str(error))]
         return [self._row(kind, launcher, file, cores) for cores in core_sets]

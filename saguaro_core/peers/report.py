@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from saguaro_core.bench_measure import AR_ALL_CORES
-from saguaro_core.bench_table import UNDEFINED
+from saguaro_core.bench_table import UNDEFINED, number
 from saguaro_core.peers.compare import PeerComparison
 from saguaro_core.peers.rows import OwnSpeeds, PeerDifference, PeerRow, median_of, ratios_to
 
@@ -45,10 +45,6 @@ def _line(title: str, cells: Sequence[str]) -> str:
     return (title.ljust(_TITLE_WIDTH) + "".join(c.rjust(w) for c, w in zip(cells, widths, strict=True))).rstrip()
 
 
-def _number(value: float | None, digits: int) -> str:
-    return UNDEFINED if value is None else f"{value:.{digits}f}"
-
-
 def _megabytes(value: int | None) -> str:
     return UNDEFINED if value is None else f"{value / 1e6:.0f}"
 
@@ -59,10 +55,10 @@ def _own_line(own: OwnSpeeds, column: str, core_sets: Sequence[tuple[int, ...]])
     together = f"{num_target}+{num_all - num_target}" if num_all > num_target else str(num_all)
     threads = {"ar": str(num_target), AR_ALL_CORES: str(num_all)}.get(column, together)
     speeds = own.speeds[column]
-    ratios = (_number(ratios_to(own, speeds).get(base), 2) for base in _BASES)
-    first_token = _number(own.first_tokens[column], 2)
+    ratios = (number(ratios_to(own, speeds).get(base), 2) for base in _BASES)
+    first_token = number(own.first_tokens[column], 2)
     memory = _megabytes(own.peak_memory_bytes) if column != AR_ALL_CORES else ""
-    cells = [threads, _number(median_of(speeds.values()), 1), *ratios, first_token, "", memory]
+    cells = [threads, number(median_of(speeds.values()), 1), *ratios, first_token, "", memory]
     return _line(f"this engine, {_OWN_TITLES.get(column, column.upper())}", cells)
 
 
@@ -70,9 +66,9 @@ def _cells(row: PeerRow, num_prompts: int) -> list[str]:
     differing = len(row.differences or ())
     return [
         str(row.num_threads),
-        _number(row.decode_tokens_per_second, 1),
-        *(_number(row.ratios.get(base), 2) for base in _BASES),
-        _number(row.time_to_first_token, 2),
+        number(row.decode_tokens_per_second, 1),
+        *(number(row.ratios.get(base), 2) for base in _BASES),
+        number(row.time_to_first_token, 2),
         "yes" if not differing else f"{num_prompts - differing} of {num_prompts}",
         _megabytes(row.peak_memory_bytes),
     ]

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from saguaro_core.answers import first_difference
 from saguaro_core.bench_measure import Measurement
 from saguaro_core.peers.protocol import Answer
 
@@ -101,9 +102,8 @@ def find_differences(own: OwnSpeeds, answers: Sequence[Answer]) -> tuple[PeerDif
     found = []
     for prompt, answer in enumerate(answers):
         ours, theirs = own.token_ids[prompt], answer.token_ids
-        if ours != theirs:
-            shorter = min(len(ours), len(theirs))
-            index = next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
+        index = first_difference(ours, theirs)
+        if index is not None:
             pair = tuple(ids[index] if index < len(ids) else None for ids in (ours, theirs))
             found.append(PeerDifference(prompt=prompt, index=index, token_ids=(pair[0], pair[1])))
     return tuple(found)
