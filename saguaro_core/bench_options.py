@@ -11,6 +11,7 @@ from saguaro_core.bench_measure import BenchPlan
 from saguaro_core.bench_stretch import NOISE, Stretching
 from saguaro_core.config import (
     MODES,
+    CopyingPolicy,
     CpuWeights,
     DeepeningPolicy,
     EngineConfig,
@@ -76,9 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=sampling.seed, help="of the noise at temperatures above 0 (%(default)s)")
     add("--lookahead", type=int, default=speculation.lookahead, help="K, draft tokens per round (%(default)s)")
     add("--budget", type=int, default=speculation.budget, help="outcomes that SSD prepares per round (%(default)s)")
-    add("--fan-out", default=speculation.fan_out, help="geometric, uniform, or K + 1 counts, as 4,3,2,3 (%(default)s)")
+    add(
+        "--fan-out",
+        default=speculation.fan_out,
+        help="confident, geometric, uniform, or K + 1 counts, as 4,3,2,3 (%(default)s)",
+    )
     add("--fallback", default=speculation.fallback, help=_choices(FallbackPolicy))
     add("--service", default=speculation.service, help=f"how much SSD serves: {_choices(ServicePolicy)}")
+    add("--copying", default=speculation.copying, help=f"copies of n-grams in the draft: {_choices(CopyingPolicy)}")
     add("--deepening", default=speculation.deepening, help=f"branches that grow: {_choices(DeepeningPolicy)}")
     add("--rule", default=speculation.rule, help=_choices(VerificationRule))
     add(
@@ -203,6 +209,7 @@ def _speculation(options: argparse.Namespace) -> SpeculationConfig:
         fallback=options.fallback,
         service=options.service,
         deepening=options.deepening,
+        copying=options.copying,
         **shape,
     )
 

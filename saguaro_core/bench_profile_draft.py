@@ -11,6 +11,7 @@ from saguaro_core.draft.messages import Begin, End, LoadDraft, Message, Verified
 from saguaro_core.draft.process import DraftServer
 from saguaro_core.draft.proposer import Proposer
 from saguaro_core.draft.speculator import Speculator
+from saguaro_core.models.native.runner import NativeRunner
 
 # One call of it a round.
 ROUND_LABEL = "answer: look up"
@@ -25,7 +26,7 @@ SECTIONS = (
     Section(Speculator, "_serve", "answer: serve the hit"),
     Section(Speculator, "_fall_back", "answer: fallback"),
     Section(Speculator, "_draft_on", "answer: draft tokens"),
-    Section(Speculator, "_speculation", "answer: pack"),
+    Section(Speculator, "_pack", "answer: pack"),
     Section(DraftServer, "_build", "build: dispatch"),
     Section(Speculator, "_extend_trunk", "build: extend the trunk"),
     Section(Speculator, "_plant", "build: choose the outcomes"),
@@ -58,6 +59,8 @@ class ProfiledDraftServer(DraftServer):
         if isinstance(message, LoadDraft) and self.speculator is not None:
             runner = type(self.speculator.runner)
             runner.forward = self._clock.timed_forward(runner.forward)  # type: ignore[method-assign]
+            if issubclass(runner, NativeRunner):
+                runner.forward_in_parts = self._clock.timed_parts(runner.forward_in_parts)  # type: ignore[method-assign]
 
 
 def main() -> None:

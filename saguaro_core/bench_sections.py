@@ -99,6 +99,30 @@ class SectionClock:
 
         return timed
 
+    def timed_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same around a forward in parts; what happens between them is not its time."""
+
+        @wraps(function)
+        def timed(runner: Any, batch: Any) -> Generator[Any, Any, Any]:
+            asking, self._asking = self._asking, None
+            parts, seconds = function(runner, batch), 0.0
+            while True:
+                started, before = self.clock(), self._enter("forward" if asking is None else f"{asking}: forward")
+                try:
+                    next(parts)
+                except StopIteration as end:
+                    seconds += self.clock() - started
+                    total = self.forwards.setdefault(batch.token_ids.shape[-1], Total())
+                    total.seconds += seconds
+                    total.calls += 1
+                    return end.value
+                finally:
+                    self._switch(before)
+                seconds += self._since - started
+                yield
+
+        return timed
+
     def _timed_steps(self, function: Callable[..., Any], label: str) -> Callable[..., Any]:
         @wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:

@@ -13,11 +13,12 @@ from saguaro_core.errors import InvalidRequest
 
 Mode = Literal["ar", "sd", "ssd"]
 VerificationRule = Literal["shared_noise", "rejection"]
-FanOutPolicy = Literal["geometric", "uniform", "list"]
+FanOutPolicy = Literal["confident", "geometric", "uniform", "list"]
 FallbackPolicy = Literal["auto", "neural", "fast"]
 CpuWeights = Literal["auto", "int8", "int4", "float16"]
 ServicePolicy = Literal["auto", "full", "ready"]
 DeepeningPolicy = Literal["likely", "all"]
+CopyingPolicy = Literal["ngram", "off"]
 Role = Literal["system", "user", "assistant"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -119,15 +120,21 @@ class SpeculationConfig(_FromMapping):
     `saguaro_c` is C of Definition 14 and acts under rejection sampling at temperature > 0 only.
     `acceptance` and `power_law_r` fix a and r of Theorem 12; None estimates them online.
 
+    `fan_out` `confident` gives the budget to the likeliest outcomes by the draft's confidence in each of its tokens;
+    `geometric` is Theorem 12's shape, which it also has where tokens are drawn from the draft.
+
     `service` says how many tokens SSD's draft serves: `full`, always K; `ready`, K after a miss and after a hit what is
     there; `auto`, as many as are worth their time. `deepening` says which branches of the cache a draft pass makes
     longer: `all`, or those that are `likely` enough to be worth it. Where tokens are drawn from the draft (rejection
     sampling at a temperature above 0) service is full whatever is set: the drawn tokens would depend on times else.
+
+    `copying` mixes the draft's distribution with what followed the same n-gram before (`ngram`), in SD and SSD alike,
+    or leaves it as it is (`off`).
     """
 
     lookahead: int = 4
     rule: VerificationRule = "shared_noise"
-    fan_out: FanOutPolicy = "geometric"
+    fan_out: FanOutPolicy = "confident"
     budget: int = 12
     fan_out_list: tuple[int, ...] = ()
     acceptance: float | None = None
@@ -136,6 +143,7 @@ class SpeculationConfig(_FromMapping):
     fallback: FallbackPolicy = "auto"
     service: ServicePolicy = "auto"
     deepening: DeepeningPolicy = "likely"
+    copying: CopyingPolicy = "ngram"
 
     def __post_init__(self) -> None:
         _require_int("lookahead", self.lookahead, 1, MAX_LOOKAHEAD)
@@ -146,6 +154,7 @@ class SpeculationConfig(_FromMapping):
         _require_choice("fallback", self.fallback, get_args(FallbackPolicy))
         _require_choice("service", self.service, get_args(ServicePolicy))
         _require_choice("deepening", self.deepening, get_args(DeepeningPolicy))
+        _require_choice("copying", self.copying, get_args(CopyingPolicy))
         if self.acceptance is not None:
             _require_number("acceptance", self.acceptance, 0.01, 0.99)
         if self.power_law_r is not None:

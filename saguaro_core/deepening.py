@@ -1,8 +1,9 @@
 """Which branches of the speculation cache the next draft pass should make longer, and whether it is worth its time.
 
-A token at depth d of the branch for outcome v is worth P(v) * a^d tokens: the outcome must come, and the d tokens
-up to it must be accepted. A pass over n rows costs a fixed part and a part for each row, so the best n has the most
-worth per second. A pass that would keep the target waiting must be worth more than that time.
+The next token of the branch for outcome v is worth P(v) * a_1 ... a_d * a tokens: the outcome must come, the d tokens
+that the branch holds must be accepted, and the new one too. A pass over n rows costs a fixed part and a part for each
+row, so the best n has the most worth per second. A pass that would keep the target waiting must be worth more than
+that time; where the verdict can interrupt a pass, that is one of its parts at most.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ def best_rows(worths: Sequence[float], fixed: float, per_row: float) -> int:
     return len(worths)
 
 
-def is_worth_its_time(worth: float, seconds: float, seconds_left: float, rate: float) -> bool:
-    """Whether a pass may start when the verdict is due in `seconds_left`: what it adds against the target's wait."""
-    late = seconds - max(0.0, seconds_left)
+def is_worth_its_time(worth: float, late: float, rate: float) -> bool:
+    """Whether a pass may start that keeps the target waiting for `late` seconds: what it adds against that time."""
     return late <= 0.0 or worth > rate * late

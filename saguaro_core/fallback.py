@@ -9,49 +9,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from saguaro_core.config import FallbackPolicy
+from saguaro_core.ngrams import NgramIndex
 from saguaro_core.pair_table import PairMemory, PairTable
 from saguaro_core.theory import Backup, critical_batch_size, ssd_speed
 
 ChosenBackup = Literal["neural", "fast"]
 LookupKind = Literal["ngram", "pair", "none"]
-
-MAX_NGRAM = 4
-
-
-class NgramIndex:
-    """Where each n-gram (n = 1..4) of a growing token sequence was last followed by something."""
-
-    def __init__(self, token_ids: Sequence[int] = ()) -> None:
-        self.token_ids: list[int] = []
-        self._followed_at: dict[tuple[int, ...], int] = {}
-        self.extend(token_ids)
-
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Append tokens; the n-grams that they follow become findable."""
-        for token in token_ids:
-            place = len(self.token_ids)
-            for n in range(1, min(MAX_NGRAM, place) + 1):
-                self._followed_at[tuple(self.token_ids[place - n : place])] = place
-            self.token_ids.append(token)
-
-    def propose(self, count: int) -> list[int]:
-        """Up to `count` tokens that followed the latest match of the longest n-gram at the end, n >= 2; else none.
-
-        A single repeated token is too weak a sign to spend verification rows on.
-        """
-        for n in range(min(MAX_NGRAM, len(self.token_ids)), 1, -1):
-            place = self._followed_at.get(tuple(self.token_ids[-n:]))
-            if place is not None:
-                return self._continuation(place, count)
-        return []
-
-    def _continuation(self, place: int, count: int) -> list[int]:
-        """Tokens from `place` on; past the end the proposal continues with itself (a loop keeps looping)."""
-        proposal: list[int] = []
-        for index in range(place, place + count):
-            past_end = index - len(self.token_ids)
-            proposal.append(self.token_ids[index] if past_end < 0 else proposal[past_end])
-        return proposal
 
 
 class FastBackup:

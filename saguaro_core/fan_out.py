@@ -31,6 +31,33 @@ def geometric_fan_out(lookahead: int, budget: int, acceptance: float, power_law_
     return round_to_budget([p**exponent for p in acceptance_probabilities(acceptance, lookahead)], budget)
 
 
+def confident_fan_out(reach: Sequence[float], budget: int, power_law_r: float) -> tuple[int, ...]:
+    """Theorem 12 without its one acceptance for all: reach[k] is P(k), and the budget takes the likeliest outcomes.
+
+    The j-th best bonus token at k comes with probability P(k) (j^-r - (j + 1)^-r).
+    """
+    shape, best = [0] * len(reach), [p * rank_share(1, power_law_r) for p in reach]
+    for _ in range(budget):
+        k = max(range(len(best)), key=best.__getitem__)
+        shape[k] += 1
+        best[k] = reach[k] * rank_share(shape[k] + 1, power_law_r)
+    return tuple(shape)
+
+
+def rank_share(rank: int, power_law_r: float) -> float:
+    """Probability that the bonus token is the candidate of this rank, from 1, under a miss rate of F^-r."""
+    return float(rank**-power_law_r - (rank + 1) ** -power_law_r)
+
+
+def length_probabilities(acceptances: Sequence[float]) -> list[float]:
+    """P(k) for k = 0..K when token k + 1 is accepted, if those before it are, with probability acceptances[k]."""
+    reached, found = 1.0, []
+    for acceptance in acceptances:
+        found.append(reached * (1.0 - acceptance))
+        reached *= acceptance
+    return [*found, reached]
+
+
 def round_to_budget(weights: list[float], budget: int) -> tuple[int, ...]:
     """Whole numbers proportional to the weights that sum to the budget exactly (largest remainders, earlier k
     first).
@@ -92,7 +119,11 @@ class FanOutPlanner:
     )
 
     def shape(self, drafted: int, state: CacheState) -> tuple[int, ...]:
-        """F_k for k = 0..drafted when the speculation under verification came from `state`."""
+        """F_k for k = 0..drafted when the speculation under verification came from `state`.
+
+        `confident` looks at the drafted tokens, which shape_for knows; where only their number is known its shape is
+        the geometric one.
+        """
         config = self.config
         if config.fan_out == "list":
             full = config.fan_out_list
@@ -102,6 +133,18 @@ class FanOutPlanner:
             return uniform_fan_out(drafted, config.budget)
         return geometric_fan_out(drafted, config.budget, *self.parameters(state))
 
+    def shape_for(self, acceptances: Sequence[float], state: CacheState) -> tuple[int, ...]:
+        """The same for drafted tokens of which each is accepted, after those before it, with its own probability."""
+        if self.config.fan_out != "confident":
+            return self.shape(len(acceptances), state)
+        _, power_law_r = self.parameters(state)
+        return confident_fan_out(self._lengths(acceptances), self.config.budget, power_law_r)
+
+    def _lengths(self, acceptances: Sequence[float]) -> list[float]:
+        """P(k), by the user's a where that is fixed."""
+        fixed = self.config.acceptance
+        return length_probabilities(acceptances if fixed is None else [fixed] * len(acceptances))
+
     def parameters(self, state: CacheState) -> tuple[float, float]:
         """a and r as the shape uses them: fixed by the user, or as the rounds so far say."""
         config, estimate = self.config, self.estimates[state]
@@ -109,13 +152,14 @@ class FanOutPlanner:
         power_law_r = config.power_law_r if config.power_law_r is not None else estimate.power_law_r
         return acceptance, power_law_r
 
-    def outcome_probabilities(self, fan_out: Sequence[int], state: CacheState) -> list[list[float]]:
+    def outcome_probabilities(
+        self, fan_out: Sequence[int], acceptances: Sequence[float], state: CacheState
+    ) -> list[list[float]]:
         """For each acceptance length k of a speculation from `state`, what its F_k best candidates should come with."""
-        acceptance, power_law_r = self.parameters(state)
-        lengths = acceptance_probabilities(acceptance, len(fan_out) - 1)
+        _, power_law_r = self.parameters(state)
         return [
-            [p * (rank**-power_law_r - (rank + 1) ** -power_law_r) for rank in range(1, count + 1)]
-            for p, count in zip(lengths, fan_out, strict=True)
+            [p * rank_share(rank, power_law_r) for rank in range(1, count + 1)]
+            for p, count in zip(self._lengths(acceptances), fan_out, strict=True)
         ]
 
     def observe(self, state: CacheState, drafted: int, accepted: int, rank: int | None, num_kept: int) -> None:

@@ -6,12 +6,12 @@ row of its verification. Rounds follow each other without end, so the best lengt
 beyond what the round's time is worth at the run's own rate (renewal-reward). What a length does to the hit rate of the
 next round is left out: it moves the balance by a few per cent.
 
-Lossless under rejection sampling, too: whether a position is drafted follows from times and counts of earlier rounds,
-never from the token drawn there or after it. But then the sampled tokens depend on times, so a run with drawn tokens
-is always served in full and stays reproducible by its seed. Under shared noise the tokens do not depend on lengths.
+Under shared noise and at temperature 0 the tokens that are said do not depend on lengths, so these may follow from
+anything, the draft's confidence in each token included. Where tokens are drawn from the draft they would depend on
+times: such a run is always served in full, and stays reproducible by its seed.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,21 +28,15 @@ _PRIOR_LOOKUP_ACCEPTANCE = 0.4
 
 
 def best_length(
-    ready: int,
-    longest: int,
-    *,
-    acceptance: float,
-    rate: float,
-    step_seconds: float,
-    verify_seconds: Callable[[int], float],
+    ready: int, acceptances: Sequence[float], *, rate: float, step_seconds: float, row_seconds: float
 ) -> tuple[int, float]:
-    """The n in 0..longest that maximises 1 + a + ... + a^n tokens minus rate * (n - ready steps + 1 + n rows), and that
-    maximum in tokens.
+    """The n in 0..len(acceptances) that maximises a_1 + a_1 a_2 + ... (n terms) - rate * (n - ready steps + n rows),
+    and that maximum in tokens. acceptances[i]: that token i + 1 is accepted if those before it are.
     """
-    best, best_value, tokens = 0, float("-inf"), 0.0
-    for n in range(longest + 1):
-        tokens += acceptance**n
-        value = tokens - rate * (step_seconds * max(0, n - ready) + verify_seconds(1 + n))
+    best, best_value, value, reached = 0, 0.0, 0.0, 1.0
+    for n, acceptance in enumerate(acceptances, start=1):
+        reached *= acceptance
+        value += reached - rate * (step_seconds * (n > ready) + row_seconds)
         if value > best_value:
             best, best_value = n, value
     return best, best_value
@@ -124,25 +118,40 @@ class RunTimes:
         if verify_seconds > 0.0:
             self.verify.add(1 + drafted, verify_seconds)
 
-    def length(self, source: TokenSource, ready: int, longest: int) -> int | None:
-        """The best length of a speculation of which `ready` tokens are there; None while that cannot be said."""
-        best = self._best(source, ready, longest)
-        return None if best is None else best[0]
+    @property
+    def row_seconds(self) -> float:
+        """What one more row of the verification costs all who wait for it."""
+        return self.batch_size * self.verify.per_row
 
-    def prefers_lookup(self, source: TokenSource, found: int, longest: int) -> bool:
-        """Whether `found` tokens that lookup offers now are worth more than drafting up to `longest` first."""
-        lookup, neural = self._best(source, found, found), self._best("neural", 0, longest)
-        return lookup is not None and neural is not None and lookup[1] > neural[1]
-
-    def _best(self, source: TokenSource, ready: int, longest: int) -> tuple[int, float] | None:
+    def length(self, acceptances: Sequence[float]) -> int | None:
+        """How many of the tokens that are ready to serve, by the acceptance of each; None while that cannot be said."""
         rate = self.rate
-        if rate is None or (self.num_steps == 0 and ready < longest):
+        return None if rate is None else self._best(rate, len(acceptances), acceptances)[0]
+
+    def wants_more(self, source: TokenSource, reached: float) -> bool | None:
+        """Whether drafting one more token is worth its time if all before it stand with probability `reached`; None
+        while that cannot be said.
+        """
+        rate = self.rate
+        if rate is None or self.num_steps == 0:
             return None
+        return reached * self.acceptance(source) > rate * (self.step_seconds * self.waiting + self.row_seconds)
+
+    def prefers_lookup(self, source: TokenSource, found: int, longest: int) -> bool | None:
+        """Whether `found` tokens that lookup offers now are worth more than drafting up to `longest` first; None while
+        that cannot be said.
+        """
+        rate = self.rate
+        if rate is None or self.num_steps == 0:
+            return None
+        looked_up = self._best(rate, found, [self.acceptance(source)] * found)
+        return looked_up[1] > self._best(rate, 0, [self.acceptance("neural")] * longest)[1]
+
+    def _best(self, rate: float, ready: int, acceptances: Sequence[float]) -> tuple[int, float]:
         return best_length(
             ready,
-            longest,
-            acceptance=self.acceptance(source),
+            acceptances,
             rate=rate,
             step_seconds=self.step_seconds * self.waiting,
-            verify_seconds=lambda rows: self.batch_size * self.verify.seconds(rows),
+            row_seconds=self.row_seconds,
         )

@@ -25,7 +25,7 @@ TARGET = hashed(V, 2.0, salt=1)
 PARTLY = mixed(TARGET, hashed(V, 2.0, salt=2), 0.35)
 MODES: tuple[Mode, ...] = ("ar", "sd", "ssd")
 # What rounds hold must not depend on how long the machine takes.
-STEADY = SpeculationConfig(lookahead=4, budget=8, service="full", deepening="all", fallback="neural")
+STEADY = SpeculationConfig(lookahead=4, budget=8, service="full", deepening="all", fallback="neural", copying="off")
 
 
 def batch_engine(draft: Table = PARTLY, **options: Any) -> BatchEngine:

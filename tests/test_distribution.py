@@ -10,8 +10,10 @@ the caches.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from local_engine import LocalEngine, LocalRun
@@ -20,6 +22,7 @@ from scripted import ScriptedRunner, markov
 import saguaro_core.verification as verification
 from saguaro_core.checks.chi_square import FALSE_ALARM, histogram_p_value, transitions_p_value
 from saguaro_core.config import Mode, SamplingParams, SpeculationConfig
+from saguaro_core.draft.speculator import Speculator
 from saguaro_core.sampling import Processing, Stream, process_logits, uniforms
 from saguaro_core.verification import Outcome
 
@@ -49,6 +52,9 @@ CONFIGURATIONS: dict[str, tuple[Mode, dict[str, Any], dict[str, Any]]] = {
     "sd shared noise": ("sd", {}, {}),
     "sd rejection top-k top-p": ("sd", {"top_k": 4, "top_p": 0.85, "temperature": 1.3}, REJECTION),
     "ssd rejection neural": ("ssd", {}, {**REJECTION, "budget": 6}),
+    "sd rejection without copies": ("sd", {}, {**REJECTION, "copying": "off"}),
+    "ssd rejection without copies": ("ssd", {}, {**REJECTION, "budget": 6, "copying": "off"}),
+    "ssd shared noise without copies": ("ssd", {}, {"budget": 4, "copying": "off", "fan_out": "geometric"}),
     "ssd rejection fast": ("ssd", {}, {**REJECTION, "budget": 6, "fallback": "fast"}),
     "ssd rejection auto uniform": ("ssd", {}, {**REJECTION, "budget": 6, "fallback": "auto", "fan_out": "uniform"}),
     "ssd rejection pairs": ("ssd", {"max_new_tokens": 4 * NUM_TOKENS}, {**REJECTION, "budget": 2, "fallback": "fast"}),
@@ -198,7 +204,20 @@ class TestNegativeControls:
 
     def test_bonus_from_p_instead_of_the_residual(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("saguaro_core.verification._residual", lambda p, q, token: p)
-        assert self.is_caught()
+        assert self.is_caught("ssd rejection without copies")
+
+    def test_copies_that_verification_does_not_hear_of(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        right = Speculator._pack
+
+        def wrong(self, *args):  # type: ignore[no-untyped-def]
+            sent = right(self, *args)
+            before = [self.context[-1], *sent.token_ids[:-1]][: len(sent.token_ids)]
+            q = np.array([Q[token] for token in before], np.float32)
+            return replace(sent, distributions=q.tobytes() if sent.distributions else b"")
+
+        monkeypatch.setattr(Speculator, "_pack", wrong)
+        assert self.is_caught("sd rejection")
+        assert not self.is_caught("sd rejection without copies"), "without copies this changes nothing"
 
     def test_n_grams_verified_as_if_they_had_been_drawn(self, monkeypatch: pytest.MonkeyPatch) -> None:
         right = verification.verify_rejection

@@ -13,6 +13,7 @@ from scripted import ScriptedRunner, Table, hashed, mixed
 from served_draft import ServedEngine
 
 from saguaro_core.config import (
+    CopyingPolicy,
     DeepeningPolicy,
     FallbackPolicy,
     Mode,
@@ -56,7 +57,11 @@ def greedy(count: int) -> SamplingParams:
 def shapes(lookahead: int) -> list[dict[str, Any]]:
     listed = tuple(range(lookahead, -1, -1))
     return [
-        *({"fan_out": policy, "budget": budget} for policy in ("geometric", "uniform") for budget in (1, 5, 64)),
+        *(
+            {"fan_out": policy, "budget": budget}
+            for policy in ("confident", "geometric", "uniform")
+            for budget in (1, 5, 64)
+        ),
         {"fan_out": "list", "fan_out_list": listed},
     ]
 
@@ -66,16 +71,21 @@ class TestGreedy:
     @pytest.mark.parametrize("lookahead", [1, 4, 8])
     def test_every_setting_gives_ars_tokens(self, draft: str, lookahead: int) -> None:
         plain = engine().run("ar", PROMPT, greedy(48)).ids
-        runs = [engine(DRAFTS[draft]).run("sd", PROMPT, greedy(48), SpeculationConfig(lookahead=lookahead))]
-        for shape, fallback in zip(shapes(lookahead), itertools.cycle(get_args(FallbackPolicy)), strict=False):
-            config = SpeculationConfig(lookahead=lookahead, fallback=fallback, **shape)
+        policies = itertools.cycle(itertools.product(get_args(FallbackPolicy), get_args(CopyingPolicy)))
+        runs = [
+            engine(DRAFTS[draft]).run("sd", PROMPT, greedy(48), SpeculationConfig(lookahead=lookahead, copying=copying))
+            for copying in get_args(CopyingPolicy)
+        ]
+        for shape, (fallback, copying) in zip(shapes(lookahead), policies, strict=False):
+            config = SpeculationConfig(lookahead=lookahead, fallback=fallback, copying=copying, **shape)
             runs.append(engine(DRAFTS[draft]).run("ssd", PROMPT, greedy(48), config))
         for run in runs:
             assert run.ids == plain
             assert len(run.rounds) >= 3
-        # What the n-gram lookup proposes is nobody's model.
-        drafted = [event for run in runs for event in run.rounds if event.fallback != "ngram"]
-        assert any(event.accepted for event in drafted)
+        assert any(event.accepted for run in runs for event in run.rounds)
+        # What lookup proposes and what is copied is nobody's model.
+        own = [run for run in runs if run.loop.run_context.request.speculation.copying == "off"]
+        drafted = [event for run in own for event in run.rounds if event.fallback != "ngram"]
         assert all(event.accepted == event.drafted for event in drafted) == (draft == "same")
 
     @pytest.mark.parametrize("draft", list(DRAFTS))

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import EXACT
 
-from saguaro_core.fallback import MAX_NGRAM, FallbackChooser, NgramIndex
+from saguaro_core.fallback import FallbackChooser
+from saguaro_core.ngrams import MAX_NGRAM, NgramIndex
 
 
 def naive_proposal(tokens: list[int], count: int) -> list[int]:

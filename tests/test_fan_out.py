@@ -15,7 +15,10 @@ from saguaro_core.fan_out import (
     FanOutPlanner,
     OutcomeEstimate,
     acceptance_probabilities,
+    confident_fan_out,
     geometric_fan_out,
+    length_probabilities,
+    rank_share,
     round_to_budget,
     uniform_fan_out,
 )
@@ -98,6 +101,34 @@ class TestShapes:
                     moved[target] += 1
                     assert miss_rate(tuple(moved)) > miss_rate(best) - 0.002
         assert miss_rate(best) < miss_rate(uniform_fan_out(4, budget)) - 0.005
+
+
+class TestConfident:
+    @EXACT
+    @given(st.lists(st.floats(0.02, 0.98), max_size=8), st.integers(1, 64), st.floats(0.1, 3.0))
+    def test_no_outcome_left_out_is_likelier_than_one_taken(
+        self, acceptances: list[float], budget: int, power_law_r: float
+    ) -> None:
+        reach = length_probabilities(acceptances)
+        assert math.fsum(reach) == pytest.approx(1.0)
+        shape = confident_fan_out(reach, budget, power_law_r)
+        assert sum(shape) == budget
+        taken = [p * rank_share(count, power_law_r) for p, count in zip(reach, shape, strict=True) if count]
+        left = [p * rank_share(count + 1, power_law_r) for p, count in zip(reach, shape, strict=True)]
+        assert min(taken) >= max(left) - 1e-12
+
+    def test_equal_acceptances_are_the_geometric_law(self) -> None:
+        assert length_probabilities([0.7] * 5) == pytest.approx(acceptance_probabilities(0.7, 5))
+
+    def test_the_planner_follows_the_tokens_and_a_fixed_a_goes_before_them(self) -> None:
+        sure, doubtful = [0.98, 0.98, 0.98], [0.05, 0.98, 0.98]
+        planner = FanOutPlanner(SpeculationConfig(lookahead=3, budget=8, fan_out="confident"))
+        assert planner.shape_for(sure, "hit")[3] > 5
+        assert planner.shape_for(doubtful, "hit")[0] > 5
+        fixed = FanOutPlanner(SpeculationConfig(lookahead=3, budget=8, fan_out="confident", acceptance=0.5))
+        assert fixed.shape_for(sure, "hit") == fixed.shape_for(doubtful, "hit")
+        geometric = FanOutPlanner(SpeculationConfig(lookahead=3, budget=8, fan_out="geometric"))
+        assert geometric.shape_for(sure, "hit") == geometric.shape(3, "hit") == geometric.shape_for(doubtful, "hit")
 
 
 class TestPlanner:

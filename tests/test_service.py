@@ -20,19 +20,10 @@ from saguaro_core.row_times import RowTimes
 from saguaro_core.service import MIN_ROUNDS, RunTimes, best_length
 from saguaro_core.verification import Outcome
 
-ROWS = st.lists(st.floats(0, 1), min_size=7)
-
 
 class TestBestLength:
     def length(self, ready: int, acceptance: float, rate: float, step: float, row: float = 0.0) -> int:
-        return best_length(
-            ready,
-            8,
-            acceptance=acceptance,
-            rate=rate,
-            step_seconds=step,
-            verify_seconds=lambda rows: 1.0 + row * rows,
-        )[0]
+        return best_length(ready, [acceptance] * 8, rate=rate, step_seconds=step, row_seconds=row)[0]
 
     def test_drafts_while_the_next_token_is_worth_more_than_its_time(self) -> None:
         """With even costs the best n is the number of i with a^i > rate * cost."""
@@ -50,31 +41,29 @@ class TestBestLength:
     def test_ready_tokens_that_cost_more_rows_than_they_bring_stay_behind(self) -> None:
         assert self.length(8, 0.5, 1.0, 0.0, row=0.3) == 1
 
-    def test_a_row_count_that_is_dear_by_itself_is_stepped_over(self) -> None:
-        """Verification times need not rise evenly: 1 and 2 drafted tokens are dear here, 3 are not."""
-
-        def seconds(rows: int) -> float:
-            return {1: 1.0, 2: 1.9, 3: 1.9, 4: 1.9}.get(rows, 9.0)
-
-        best, worth = best_length(4, 4, acceptance=0.7, rate=1.0, step_seconds=0.0, verify_seconds=seconds)
+    def test_a_doubtful_token_keeps_back_the_sure_ones_behind_it(self) -> None:
+        costs = {"rate": 1.0, "step_seconds": 0.0, "row_seconds": 0.3}
+        assert best_length(4, [0.2, 0.98, 0.98, 0.98], **costs) == (0, 0.0)
+        best, worth = best_length(4, [0.5, 0.98, 0.98, 0.1], **costs)
         assert best == 3
-        assert worth == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3 - 1.9)
+        assert worth == pytest.approx(0.5 + 0.49 + 0.4802 - 0.9)
 
     @EXACT
     @given(
         st.integers(0, 6),
-        st.floats(0.05, 0.95),
+        st.lists(st.floats(0.05, 0.95), min_size=6, max_size=6),
         st.floats(0.1, 10),
         st.floats(0, 1),
-        st.lists(st.floats(0, 1), min_size=7),
+        st.floats(0, 1),
     )
-    def test_no_other_length_is_better(self, ready: int, a: float, rate: float, step: float, rows: list[float]) -> None:
+    def test_no_other_length_is_better(
+        self, ready: int, acceptances: list[float], rate: float, step: float, row: float
+    ) -> None:
         def value(n: int) -> float:
-            return math.fsum(a**i for i in range(n + 1)) - rate * (step * max(0, n - ready) + rows[n])
+            tokens = math.fsum(math.prod(acceptances[:i]) for i in range(1, n + 1))
+            return tokens - rate * (step * max(0, n - ready) + row * n)
 
-        best, worth = best_length(
-            ready, 6, acceptance=a, rate=rate, step_seconds=step, verify_seconds=lambda count: rows[count - 1]
-        )
+        best, worth = best_length(ready, acceptances, rate=rate, step_seconds=step, row_seconds=row)
         assert worth == pytest.approx(value(best))
         assert worth >= max(value(n) for n in range(7)) - 1e-9
 
@@ -118,10 +107,9 @@ class TestDeepening:
         assert best_rows([0.5, 0.5, 0.5], 1.0, 1.0) == 3
         assert best_rows([0.9, 0.001], 0.1, 1.0) == 1
         assert best_rows([0.5, 0.1], 1.0, 0.0) == 2
-        assert is_worth_its_time(0.1, 2.0, 3.0, rate=99.0)
-        assert is_worth_its_time(0.1, 2.0, 1.5, rate=0.19)
-        assert not is_worth_its_time(0.1, 2.0, 1.5, rate=0.21)
-        assert not is_worth_its_time(0.1, 2.0, -9.0, rate=0.06)
+        assert is_worth_its_time(0.1, -1.0, rate=99.0)
+        assert is_worth_its_time(0.1, 0.5, rate=0.19)
+        assert not is_worth_its_time(0.1, 0.5, rate=0.21)
 
 
 @dataclass
@@ -171,7 +159,7 @@ class TestChoices:
 
     @pytest.mark.parametrize(
         ("forward_seconds", "served", "fallback"),
-        [(0.05, "full", "neural"), (0.15, "short", "neural"), (0.3, "plain", "none")],
+        [(0.01, "full", "neural"), (0.1, "short", "neural"), (0.5, "plain", "none")],
     )
     def test_a_miss_is_served_by_what_a_token_costs(self, forward_seconds: float, served: str, fallback: str) -> None:
         scene = Scene(forward_seconds, verify_seconds=1.0)
@@ -180,7 +168,8 @@ class TestChoices:
             assert scene.accept().cache == "hit"
         answer, times = scene.miss(passes=1), scene.speculator.times
         assert (answer.served, answer.fallback) == (served, fallback)
-        assert len(answer.token_ids) == times.length("neural", 0, K)
+        reached = math.prod(scene.speculator.lessons.acceptances(scene.speculator.drafted))
+        assert served == "full" or times.wants_more("neural", reached) is False
         check_trunk(scene.speculator, is_built=False)
 
     @pytest.mark.parametrize(("forward_seconds", "is_extended"), [(0.01, True), (0.9, False)])
@@ -228,7 +217,9 @@ class TestChoices:
         deeper = [branch for branch, length in enumerate(grown[1]) if length == 2]
         assert 0 < len(deeper) < 15
         others = set(range(15)) - set(deeper)
-        assert min(branches.chances[b] for b in deeper) >= max(branches.chances[b] for b in others)
+        first_q, confidence = [branches.q_of(b)[0] for b in range(15)], scene.speculator.lessons.confidence
+        worth = [chance * confidence.acceptance(q) for chance, q in zip(branches.chances, first_q, strict=True)]
+        assert min(worth[b] for b in deeper) >= max(worth[b] for b in others)
         slots = sorted(slot for own in branches.slots for slot in own)
         assert slots == list(range(branches.trunk_length, branches.used))
         assert set(branches.cache.lengths) == {K}
@@ -266,14 +257,16 @@ class TestDrawnTokens:
 def test_times_are_not_judged_before_they_are_known() -> None:
     times = RunTimes()
     for number in range(MIN_ROUNDS):
-        assert times.length("neural", 0, 4) is None
+        assert times.length([0.9] * 4) is None
         times.observe_round("neural", 4, 4, verify_seconds=1.0, seconds=1.0)
         assert times.rate is None or number == MIN_ROUNDS - 1
-    assert times.length("hit", 4, 4) == 4
+    assert times.length([0.9] * 4) == 4
     # A step has never been timed.
-    assert times.length("neural", 0, 4) is None
+    assert times.wants_more("neural", 1.0) is None
+    assert times.prefers_lookup("ngram", 2, 4) is None
     times.observe_step(0.001)
-    assert times.length("neural", 0, 4) == 4
+    assert times.wants_more("neural", 1.0)
+    assert not times.wants_more("neural", 1e-4)
 
 
 @pytest.mark.parametrize(("batch_size", "waiting", "expected"), [(1, 1.0, 3), (8, 1.0, 3), (8, 2.0, 2), (8, 8.0, 0)])
@@ -288,7 +281,8 @@ def test_in_a_batch_a_step_must_be_worth_the_time_of_all_who_wait(
     times.verify = RowTimes(prior_slope=1e-6)
     for _ in range(MIN_ROUNDS):
         times.verify.add(4, 0.1)
-    assert times.length("neural", 0, 3) == expected
+    acceptance = times.acceptance("neural")
+    assert sum(bool(times.wants_more("neural", acceptance**n)) for n in range(3)) == expected
 
 
 @pytest.mark.parametrize(("accepted", "found", "expected"), [(2, 2, True), (0, 2, False), (2, 0, False)])

@@ -32,7 +32,7 @@ def begin(
     **speculation: Any,
 ) -> Begin:
     config = SpeculationConfig(
-        **{"lookahead": K, "budget": 15, "fan_out": "uniform", "fallback": "neural", **speculation}
+        **{"lookahead": K, "budget": 15, "fan_out": "uniform", "fallback": "neural", "copying": "off", **speculation}
     )
     return Begin(
         epoch=7,

@@ -70,6 +70,10 @@ class MemoryLink(Link):
             return self.inbox.popleft()
         return None if timeout == 0 else Shutdown()
 
+    def has_message(self) -> bool:
+        """Whether something was sent and not read."""
+        return bool(self.inbox)
+
     def send(self, *messages: Message) -> None:
         """Put messages, as they would arrive over a real link, where the other side finds them."""
         self.outbox.extend(decode(*encode(message)) for message in messages)

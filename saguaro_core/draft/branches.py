@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saguaro_core.deepening import best_rows
 from saguaro_core.draft.proposer import Draws, Place, Proposer
 from saguaro_core.events import Served
 from saguaro_core.fan_out import CacheState
@@ -39,7 +38,7 @@ class Drafted:
         """Append the token that `draws` chose in one of its rows."""
         column = draws.columns[row]
         self.token_ids.append(proposer.target_ids[column])
-        self.q.append(proposer.probability(draws.logits[row], column))
+        self.q.append(draws.probabilities[row])
         self.rank_scores.append(draws.rank_scores[row])
         if draws.q is not None:
             self.distributions.append(draws.q[row])
@@ -111,13 +110,9 @@ class Branches:
         """The branches that may still grow."""
         return [branch for branch, length in enumerate(self.cache.lengths) if length < self.longest]
 
-    def worthiest(self, acceptance: float, fixed: float, per_row: float) -> tuple[list[int], float]:
-        """The branches that the next pass should take, and how many tokens it is worth: see deepening.py."""
-        lengths = self.cache.lengths
-        worth = {branch: self.chances[branch] * acceptance ** (lengths[branch] + 1) for branch in self.unfinished()}
-        ranked = sorted(worth, key=worth.__getitem__, reverse=True)
-        chosen = ranked[: best_rows([worth[branch] for branch in ranked], fixed, per_row)]
-        return chosen, sum(worth[branch] for branch in chosen)
+    def q_of(self, branch: int) -> list[float]:
+        """The draft's probability of each token that the branch has drawn."""
+        return [draws.probabilities[row] for draws, row in self.drawn[branch]]
 
     def place(self, branch: int) -> Place:
         """Where the branch's next token is drawn: whenever that is, it is the same token."""
@@ -154,6 +149,12 @@ class Branches:
             return self.cache.outcomes[branch].bonus_token_id
         draws, row = self.drawn[branch][-1]
         return target_ids[draws.columns[row]]
+
+    def text(self, branch: int, context: list[int], drafted: list[int], target_ids: list[int]) -> list[int]:
+        """What the branch continues: the context, what its outcome accepts, its bonus token, and what it drew since."""
+        outcome = self.cache.outcomes[branch]
+        drawn = [target_ids[draws.columns[row]] for draws, row in self.drawn[branch]]
+        return [*context, *drafted[: outcome.accepted], outcome.bonus_token_id, *drawn]
 
     def add(self, branches: list[int], draws: Draws) -> None:
         """Take what the pass over `branches` drew: each of them is one token longer."""

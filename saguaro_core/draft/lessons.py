@@ -1,17 +1,20 @@
 """What the rounds of one request teach the draft: the shape of the cache, the backup, and the times it decides by."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from saguaro_core.confidence import Confidence
 from saguaro_core.config import ServicePolicy, SpeculationConfig
-from saguaro_core.deepening import is_worth_its_time
+from saguaro_core.deepening import best_rows, is_worth_its_time
 from saguaro_core.draft.branches import Branches, Drafted
 from saguaro_core.draft.proposer import Proposer
 from saguaro_core.events import DraftEstimates
-from saguaro_core.fallback import FallbackChooser
+from saguaro_core.fallback import FallbackChooser, LookupKind
 from saguaro_core.fan_out import CacheState, FanOutPlanner
-from saguaro_core.service import RunTimes, TokenSource
+from saguaro_core.service import RunTimes
 from saguaro_core.verification import Outcome
 
 # The power law is fitted where caches operate: a bonus token ranked beyond this counts as "not among the first 64".
@@ -44,6 +47,7 @@ class Lessons:
         is_timed = speculation.fallback == "auto" and must_be_full
         self.chooser = FallbackChooser("neural" if is_timed else speculation.fallback, batch_size)
         self.times = RunTimes(batch_size=batch_size)
+        self.confidence = Confidence()
         self._unranked: _Unranked | None = None
 
     def observe(self, drafted: Drafted, outcome: Outcome, verify_seconds: float, waited: float, seconds: float) -> None:
@@ -60,6 +64,7 @@ class Lessons:
         is_hit = None if self.times.num_rounds == 0 else drafted.state == "hit"
         self.chooser.observe_round(is_hit, outcome.accepted, verify_seconds or waited)
         self.times.observe_round(drafted.source, num_drafted, outcome.accepted, verify_seconds, seconds)
+        self.confidence.observe(drafted.q, outcome.accepted)
         # Steps are for sequences that missed: this one, and of the others as many as do.
         size = self.times.batch_size
         self.times.waiting = size / (1 + (size - 1) * (1 - self.chooser.hit_rate.value))
@@ -76,27 +81,58 @@ class Lessons:
             rank = rank if rank is not None and rank <= num_kept else None
         self.planner.observe(seen.state, seen.num_drafted, seen.outcome.accepted, rank, num_kept)
 
-    def length(self, source: TokenSource, ready: int, count: int, *, otherwise: int) -> int:
-        """How many of at most `count` tokens to serve when `ready` are there; `otherwise` where times do not say.
+    def acceptances(self, drafted: Drafted) -> list[float]:
+        """For each drafted token the probability that it is accepted if those before it are."""
+        if drafted.q:
+            return [self.confidence.acceptance(q) for q in drafted.q]
+        return [self.times.acceptance(drafted.source)] * len(drafted.token_ids) if drafted.source else []
 
-        Known before any further token is made, and from earlier rounds only: so no rule's exactness depends on it.
+    def length(self, q: Sequence[float], count: int) -> int:
+        """How many to serve of tokens that are ready, with these probabilities; at most `count`."""
+        ready = q[:count]
+        if self._service != "auto":
+            return len(ready)
+        best = self.times.length([self.confidence.acceptance(value) for value in ready])
+        return len(ready) if best is None else best
+
+    def lookup_length(self, kind: LookupKind, found: int) -> int:
+        """How many to serve of the tokens that lookup found."""
+        if kind == "none" or self._service != "auto":
+            return found
+        best = self.times.length([self.times.acceptance(kind)] * found)
+        return found if best is None else best
+
+    def wants_more(self, drafted: Drafted) -> bool:
+        """Whether one more token should be drafted while the target waits."""
+        if self._service == "ready":
+            return drafted.source != "hit"
+        if self._service == "full" or drafted.source is None:
+            return True
+        wanted = self.times.wants_more(drafted.source, math.prod(self.acceptances(drafted)))
+        # Before times say anything nothing is cut and nothing is drafted on.
+        return drafted.source != "hit" if wanted is None else wanted
+
+    def prefers_lookup(self, kind: LookupKind, found: int, count: int) -> bool:
+        """Whether a miss should be served by the `found` tokens of a lookup, or none, and not by the draft.
+
+        auto compares what the two are worth now; where times are not known yet, or must not decide, by Theorem 17.
         """
-        if self._service == "full":
-            return count
-        best = self.times.length(source, ready, count) if self._service == "auto" else None
-        return otherwise if best is None else best
-
-    def prefers_lookup(self, source: TokenSource, found: int, count: int) -> bool:
-        """Whether `auto`, which would draft now, should rather serve the `found` tokens of a lookup."""
-        is_free = self._service == "auto" and self.chooser.policy == "auto"
-        return is_free and found > 0 and self.times.prefers_lookup(source, found, count)
+        if self._service == "auto" and self.chooser.policy == "auto":
+            preferred = False if kind == "none" else self.times.prefers_lookup(kind, found, count)
+            if preferred is not None:
+                return preferred
+        return self.chooser.choose() == "fast"
 
     def likely_outcomes(
         self, drafted: Drafted, proposer: Proposer, eos: set[int]
     ) -> tuple[tuple[int, ...], list[tuple[Outcome, float]]]:
         """The shape of the cache for this speculation, and the outcomes that fill it, each with its probability."""
-        fan_out = self.planner.shape(len(drafted.token_ids), drafted.state)
-        chances = self.planner.outcome_probabilities(fan_out, drafted.state)
+        acceptances = self.acceptances(drafted)
+        # q' reduces as many candidates of a position as its shape says, before what is drawn there is known.
+        is_drawn = proposer.draws_tokens
+        planner, state = self.planner, drafted.state
+        fan_out = planner.shape(len(acceptances), state) if is_drawn else planner.shape_for(acceptances, state)
+        chances = planner.outcome_probabilities(fan_out, acceptances, state)
         ranked = []
         for k, (count, rank_scores) in enumerate(zip(fan_out, drafted.rank_scores, strict=True)):
             # After a rejection the bonus cannot be the rejected token; after an end-of-turn token there is no next
@@ -106,16 +142,37 @@ class Lessons:
             ranked += [(Outcome(k, token), chance) for token, chance in zip(tokens, chances[k], strict=False)]
         return fan_out, ranked
 
-    def worthy_branches(self, branches: Branches, num_drafted: int, elapsed: float) -> list[int]:
+    def worthy_branches(self, branches: Branches, num_drafted: int, elapsed: float, num_parts: int) -> list[int]:
         """The branches that the next pass should take, `elapsed` seconds after the speculation was served; none if it
-        is not worth its time.
+        is not worth its time. The verdict interrupts the pass after one of its `num_parts` parts.
         """
         times, passes = self.times, self.times.branch_pass
-        chosen, worth = branches.worthiest(times.acceptance("hit"), passes.fixed, passes.per_row)
+        worth = {branch: self._worth(branches, branch) for branch in branches.unfinished()}
+        ranked = sorted(worth, key=worth.__getitem__, reverse=True)
+        chosen = ranked[: best_rows([worth[branch] for branch in ranked], passes.fixed, passes.per_row)]
         if times.rate is None or not chosen:
             return chosen
-        seconds_left = times.verify.seconds(1 + num_drafted) - elapsed
-        return chosen if is_worth_its_time(worth, passes.seconds(len(chosen)), seconds_left, times.rate) else []
+        seconds, total = passes.seconds(len(chosen)), sum(worth[branch] for branch in chosen)
+        late = min(seconds + elapsed - times.verify.seconds(1 + num_drafted), seconds / num_parts)
+        return chosen if is_worth_its_time(total, late, times.rate) else []
+
+    def is_worth_finishing(self, branches: Branches, branch: int, num_rows: int, share_done: float) -> bool:
+        """Whether a pass over `num_rows` rows that the verdict interrupted should end, for the branch that is asked
+        for now.
+        """
+        if self._service != "auto" or self.times.rate is None:
+            return self._service != "ready"
+        seconds = self.times.branch_pass.seconds(num_rows) * (1.0 - share_done)
+        return self._next_token(branches, branch) > self.times.rate * (seconds + self.times.row_seconds)
+
+    def _worth(self, branches: Branches, branch: int) -> float:
+        """What the branch's next token is worth, in tokens: see deepening.py."""
+        return branches.chances[branch] * self._next_token(branches, branch)
+
+    def _next_token(self, branches: Branches, branch: int) -> float:
+        """Probability that a branch's next token is accepted, with all before it, once its outcome has come."""
+        reached = math.prod(self.confidence.acceptance(q) for q in branches.q_of(branch))
+        return reached * self.times.acceptance("hit")
 
     def estimates(self, num_reused: int) -> DraftEstimates:
         """What is known now, for the record."""

@@ -91,6 +91,10 @@ class Link:
             self._received.extend(decode(*pair) for pair in zip(frames[::2], frames[1::2], strict=True))
         return self._received.popleft() if self._received else None
 
+    def has_message(self) -> bool:
+        """Whether receive would return a message at once."""
+        return bool(self._received) or bool(self.socket.poll(0, zmq.POLLIN))
+
     def _await_socket(self, deadline: float) -> bool:
         """Whether something can be read before the deadline."""
         while True:

@@ -10,6 +10,7 @@ import torch
 
 from saguaro_core.draft.batch import BatchSpeculator
 from saguaro_core.draft.child import connect_to_parent, disconnect
+from saguaro_core.draft.interruption import build_job, settle
 from saguaro_core.draft.link import Link
 from saguaro_core.draft.messages import (
     BatchTurn,
@@ -21,12 +22,14 @@ from saguaro_core.draft.messages import (
     LoadDraft,
     Message,
     Shutdown,
+    Speculation,
     Verified,
 )
 from saguaro_core.draft.speculator import Speculator
 from saguaro_core.errors import SaguaroError, describe
 from saguaro_core.models.build import build_draft
 from saguaro_core.models.placement import DevicePlan, occupy
+from saguaro_core.models.steps import Job
 from saguaro_core.verification import Outcome
 
 logger = logging.getLogger(__name__)
@@ -42,9 +45,10 @@ class DraftServer:
         self.speculator: Speculator | None = None
         self.batch: BatchSpeculator | None = None
         self.epoch: int | None = None
+        self._unfinished: Job[bool] | None = None
 
     def run(self) -> None:
-        """Between two forwards look for a message; without work wait for one."""
+        """Between two parts of a forward look for a message; without work wait for one."""
         while True:
             has_work = any(worker is not None and worker.is_building for worker in (self.speculator, self.batch))
             message = self.link.receive(0.0 if has_work else _IDLE_POLL_SECONDS)
@@ -59,10 +63,18 @@ class DraftServer:
                 self._fail(error)
 
     def _build(self) -> None:
-        """One forward of what is under construction: of a run alone or of a batch."""
-        for worker in (self.speculator, self.batch):
-            if worker is not None and worker.is_building:
-                worker.build_step()
+        """One step of what is under construction: of a run alone, which a message interrupts, or of a batch."""
+        if self.speculator is not None and self.speculator.is_building:
+            job, self._unfinished = self._unfinished or build_job(self.speculator), None
+            if not job.go_on(lambda: not self.link.has_message()):
+                self._unfinished = job
+        if self.batch is not None and self.batch.is_building:
+            self.batch.build_step()
+
+    def _drop_unfinished(self) -> None:
+        if self._unfinished is not None:
+            self._unfinished.drop()
+            self._unfinished = None
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, LoadDraft):
@@ -73,14 +85,13 @@ class DraftServer:
             raise SaguaroError("no draft is loaded.")
         match message:
             case Begin():
+                self._drop_unfinished()
                 self.epoch = message.epoch
                 self.link.send(speculator.begin(message))
             case Verified() if message.epoch == self.epoch:
-                outcome = Outcome(message.accepted, message.bonus_token_id)
-                self.link.send(
-                    speculator.verified(message.round_index, outcome, message.lookahead, message.verify_seconds)
-                )
+                self.link.send(self._verified(speculator, message))
             case End():
+                self._drop_unfinished()
                 spans = speculator.end() if message.epoch == self.epoch else ()
                 self.epoch = None
                 self.link.send(Ended(epoch=message.epoch, spans=spans))
@@ -90,6 +101,13 @@ class DraftServer:
                     self.link.send(answer)
             case _:
                 logger.info("ignored %s of another epoch", type(message).__name__)
+
+    def _verified(self, speculator: Speculator, message: Verified) -> Speculation:
+        outcome = Outcome(message.accepted, message.bonus_token_id)
+        job, self._unfinished = self._unfinished, None
+        if job is not None:
+            settle(speculator, job, outcome)
+        return speculator.verified(message.round_index, outcome, message.lookahead, message.verify_seconds)
 
     def _load(self, message: LoadDraft) -> None:
         plan = DevicePlan((message.device,), message.cores)
@@ -112,6 +130,7 @@ class DraftServer:
         if not isinstance(error, SaguaroError):
             logger.exception("the draft failed")
         epoch, self.epoch = self.epoch, None
+        self._drop_unfinished()
         if self.speculator is not None:
             self.speculator.end()
         self.link.send(DraftFailed(message=describe(error), epoch=epoch))

@@ -45,12 +45,12 @@ class Place:
 class Draws:
     """What one forward of m rows gave, n being the columns of the draft's head.
 
-    columns: the chosen column of each row. logits, rank_scores: [m, n]. q: [m, n] as drawn from, None for a
-    deterministic choice.
+    columns: the chosen column of each row. probabilities: q of each of them at the run's temperature (1 for a greedy
+    run), before filters. rank_scores: [m, n]. q: [m, n] as drawn from, None for a deterministic choice.
     """
 
     columns: list[int]
-    logits: Tensor
+    probabilities: list[float]
     rank_scores: Tensor
     q: Tensor | None
 
@@ -93,13 +93,15 @@ class Proposer:
         rank_scores = self._rank_scores(logits, scores, positions)
         if not self._is_rejection:
             # Filtered tokens stay behind all others in rank_scores, so its best is the best of the processed scores.
-            return Draws(best_tokens(rank_scores), logits, rank_scores, None)
+            columns = best_tokens(rank_scores)
+            return Draws(columns, self._probabilities(logits, columns), rank_scores, None)
         q = scores.softmax(-1)
         if self.saguaro_c != 1.0:
             q = torch.stack(
                 [saguaro_weights(row, p.num_cached, self.saguaro_c) for row, p in zip(q, places, strict=True)]
             )
-        return Draws(sample(q, self._uniforms(places)), logits, rank_scores, q)
+        columns = sample(q, self._uniforms(places))
+        return Draws(columns, self._probabilities(logits, columns), rank_scores, q)
 
     def _uniforms(self, places: Sequence[Place]) -> np.ndarray:
         """One number for each place, read from the streams that the places name."""
@@ -117,13 +119,15 @@ class Proposer:
             scores = torch.where(scores.isinf(), logits / self.processing.temperature - _FILTERED_PENALTY, scores)
         return scores if self._noise is None else scores + self._noise.rows(positions)
 
-    def probability(self, logits: Tensor, column: int) -> float:
-        """q of one column under logits [n], at the run's temperature (1 for a greedy run), before filters."""
+    def _probabilities(self, logits: Tensor, columns: list[int]) -> list[float]:
+        """q of one column for each row of logits [m, n]."""
         temperature = 1.0 if self.processing.is_greedy else self.processing.temperature
         # numpy: while the target waits for this, the start of torch's many steps would be most of the time.
         scaled = logits.cpu().numpy() / temperature
-        weights = np.exp(scaled - scaled.max())
-        return float(weights[column] / weights.sum())
+        scaled -= scaled.max(-1, keepdims=True)
+        chosen = np.exp(scaled[np.arange(len(columns)), columns])
+        found: list[float] = (chosen / np.exp(scaled, out=scaled).sum(-1)).tolist()
+        return found
 
     def candidates(self, rank_scores: Tensor, count: int, excluded: set[int]) -> list[int]:
         """The `count` best target ids under rank_scores [n], without the excluded ones."""

@@ -18,10 +18,11 @@ from saguaro_core.draft.lessons import Lessons
 from saguaro_core.draft.messages import Begin, DraftSpan, Speculation
 from saguaro_core.draft.proposer import Place, Proposer
 from saguaro_core.draft.spans import SpanLog
+from saguaro_core.draft.text_memory import TextMemory
 from saguaro_core.events import CacheOutcome, DraftEstimates, FallbackKind, Served
-from saguaro_core.fallback import FastBackup, LookupKind
-from saguaro_core.models.runner import Runner, trunk_batch
+from saguaro_core.models.runner import DivisibleRunner, Runner, trunk_batch
 from saguaro_core.models.steps import Steps, drive
+from saguaro_core.ngrams import MAX_NGRAM
 from saguaro_core.pair_table import PairMemory
 from saguaro_core.trunk import Trunk
 from saguaro_core.verification import Outcome
@@ -40,6 +41,8 @@ class Speculator:
     ) -> None:
         self.runner, self.token_ids, self.clock, self.device = runner, token_ids, clock, device
         self.trunk, self.pairs = Trunk(runner), PairMemory() if pairs is None else pairs
+        self._num_parts = runner.num_parts if isinstance(runner, DivisibleRunner) else 1
+        self.next_rows: list[int] = []
         self.spans = SpanLog()
         self.context: list[int] = []
         self.is_building = False
@@ -68,8 +71,8 @@ class Speculator:
         self.planner, self.chooser, self.times = self.lessons.planner, self.lessons.chooser, self.lessons.times
         self.eos = set(request.eos_token_ids)
         self.context, self.round_index = list(request.prompt_token_ids), 0
-        # Drawn tokens depend on what is proposed: a run must not say other things because of answers before it.
-        self.backup = FastBackup(self.context, self.pairs, alone=self.proposer.draws_tokens)
+        copying = request.speculation.copying == "ngram"
+        self.memory = TextMemory(self.context, self.pairs, self.proposer, copying=copying)
         self.branches, self.drafted = Branches(), Drafted()
         self.spans = SpanLog()
         if not request.reuse_prefix:
@@ -99,9 +102,14 @@ class Speculator:
         self.round_index = round_index
         committed = [*self.drafted.token_ids[: outcome.accepted], outcome.bonus_token_id]
         self.context += committed
-        self.backup.extend(committed)
         self.trunk.keep(len(self.context) - 1)
-        return (yield from self._answer("miss" if branch is None else "hit", branch, lookahead))
+        if branch is None:
+            self.memory.learn(committed)
+            return (yield from self._answer("miss", None, lookahead))
+        # A branch is drafted on as it was begun: what its tokens are must not depend on when they are made.
+        answer = yield from self._answer("hit", branch, lookahead)
+        self.memory.learn(committed)
+        return answer
 
     # -- answering ------------------------------------------------------------------------------------------------
 
@@ -120,39 +128,43 @@ class Speculator:
             self.spans.add("fallback", started, ended, self.round_index)
         is_exhausted = len(self.context) >= self.runner.context_length
         self.is_building = not is_sd and not is_exhausted
-        return self._speculation(cache, fallback, looked_up, ended - started, self.drafted.served(count, self.eos))
+        return self._pack(
+            None if is_sd else cache,
+            None if is_sd else fallback,
+            None if is_sd else self.drafted.served(count, self.eos),
+            looked_up,
+            ended - started,
+        )
 
-    def _speculation(
+    def _pack(
         self,
-        cache: CacheOutcome,
+        cache: CacheOutcome | None,
         fallback: FallbackKind | None,
+        served: Served | None,
         looked_up: Branches,
         seconds: float,
-        served: Served,
     ) -> Speculation:
-        is_sd, drafted = self.request.mode == "sd", self.drafted
         return Speculation(
             epoch=self.request.epoch,
             round_index=self.round_index,
-            token_ids=tuple(drafted.token_ids),
-            q=tuple(drafted.q),
-            distributions=drafted.distribution_bytes(),
-            cache=None if is_sd else cache,
-            fallback=None if is_sd else fallback,
+            token_ids=tuple(self.drafted.token_ids),
+            q=tuple(self.drafted.q),
+            distributions=self.drafted.distribution_bytes(),
+            cache=cache,
+            fallback=fallback,
             fan_out=looked_up.fan_out,
             prepared=tuple((k, tuple(ids)) for k, ids in looked_up.cache.prepared()),
             draft_seconds=seconds,
             spans=self.spans.take(),
             exhausted=len(self.context) >= self.runner.context_length,
-            served=None if is_sd else served,
+            served=served,
             estimates=self._estimates,
         )
 
     def _serve(self, branches: Branches, branch: int, count: int) -> Steps[Drafted]:
         """Move a prepared branch into the trunk and make it as long as it should be served."""
-        drafted = Drafted(state="hit", source="hit")
-        drawn = branches.drawn[branch][:count]
-        wanted = self.lessons.length("hit", len(drawn), count, otherwise=len(drawn))
+        drafted, drawn = Drafted(state="hit", source="hit"), branches.drawn[branch][:count]
+        wanted = self.lessons.length(branches.q_of(branch), count)
         for draws, row in drawn[:wanted]:
             drafted.add(self.proposer, draws, row)
             if drafted.token_ids[-1] in self.eos:
@@ -160,43 +172,47 @@ class Speculator:
         assert self.cached == len(self.context) - 1, (self.cached, len(self.context))
         fed = [self.context[-1], *drafted.token_ids[:-1]][: len(drafted.token_ids)]
         self.trunk.move(branches.slots[branch][: len(fed)], fed)
-        yield from self._draft_on(drafted, wanted, lambda depth: branches.place_at(branch, depth))
+        if wanted == len(drawn):
+            yield from self._draft_on(drafted, count, lambda depth: branches.place_at(branch, depth))
         return drafted
 
     def _fall_back(self, count: int) -> Steps[tuple[FallbackKind, Drafted]]:
         """Speculate after a miss with the backup that the request or the measured times choose."""
         started, is_sd = self.clock(), self.request.mode == "sd"
-        backup = "neural" if is_sd else self.chooser.choose()
-        found, token_ids = ("none", []) if is_sd else self.backup.propose(count)
-        if backup == "fast" or (found != "none" and self.lessons.prefers_lookup(found, len(token_ids), count)):
-            kind, drafted = self._look_up(found, token_ids)
+        found, token_ids = ("none", []) if is_sd else self.memory.look_up(count)
+        is_fast = not is_sd and self.lessons.prefers_lookup(found, len(token_ids), count)
+        if is_fast:
+            token_ids = token_ids[: self.lessons.lookup_length(found, len(token_ids))]
+            drafted = Drafted(token_ids=token_ids, source=None if found == "none" or not token_ids else found)
+            kind: FallbackKind = found if token_ids else "none"
         else:
-            kind, drafted = yield from self._draft_anew(count)
-        is_telling = backup == "fast" or (drafted.source == "neural" and bool(drafted.token_ids))
-        self.chooser.observe_fallback(backup if is_telling else None, self.clock() - started)
+            drafted = yield from self._draft_anew(count)
+            kind = "neural" if drafted.token_ids else "none"
+        is_telling = is_fast or bool(drafted.token_ids)
+        self.lessons.chooser.observe_fallback(
+            ("fast" if is_fast else "neural") if is_telling else None, self.clock() - started
+        )
         return kind, drafted
 
-    def _look_up(self, kind: LookupKind, token_ids: list[int]) -> tuple[FallbackKind, Drafted]:
-        if kind == "none":
-            return "none", Drafted()
-        token_ids = token_ids[: self.lessons.length(kind, len(token_ids), len(token_ids), otherwise=len(token_ids))]
-        return (kind, Drafted(token_ids=token_ids, source=kind)) if token_ids else ("none", Drafted())
-
-    def _draft_anew(self, count: int) -> Steps[tuple[FallbackKind, Drafted]]:
+    def _draft_anew(self, count: int) -> Steps[Drafted]:
         drafted = Drafted(source="neural")
         fan_out = self.planner.shape(self.request.speculation.lookahead, "miss")
-        wanted = self.lessons.length("neural", 0, count, otherwise=count)
         yield from self._draft_on(
-            drafted, wanted, lambda depth: Place(self.round_index, depth, num_cached=fan_out[depth])
+            drafted, count, lambda depth: Place(self.round_index, depth, num_cached=fan_out[depth])
         )
-        return ("neural", drafted) if drafted.token_ids else ("none", Drafted())
+        return drafted
 
-    def _draft_on(self, drafted: Drafted, count: int, place: Callable[[int], Place]) -> Steps[None]:
-        """Make the speculation `count` tokens long, one forward for each, unless it ends the turn before."""
-        while len(drafted.token_ids) < count and self.eos.isdisjoint(drafted.token_ids[-1:]):
+    def _draft_on(self, drafted: Drafted, most: int, place: Callable[[int], Place]) -> Steps[None]:
+        """Make the speculation longer, a forward for each token, while that is wanted and the turn has not ended."""
+        while (
+            len(drafted.token_ids) < most
+            and self.eos.isdisjoint(drafted.token_ids[-1:])
+            and self.lessons.wants_more(drafted)
+        ):
             started, depth = self.clock(), len(drafted.token_ids)
-            logits = yield from self._forward((self.context + drafted.token_ids)[self.cached :], 1)
-            draws = self.proposer.draw(logits, [len(self.context) + depth], [place(depth)])
+            text = self.context + drafted.token_ids
+            logits = self.memory.mix((yield from self._forward(text[self.cached :], 1)), text)
+            draws = self.proposer.draw(logits, [len(text)], [place(depth)])
             drafted.add(self.proposer, draws, 0)
             ended = self.clock()
             self.times.observe_step(ended - started)
@@ -217,8 +233,8 @@ class Speculator:
             yield from self._start_build()
         else:
             yield from self._grow()
-        self._next = self._next_branches()
-        self.is_building = bool(self._next)
+        self.next_rows = self._next_branches()
+        self.is_building = bool(self.next_rows)
         if not self.is_building:
             self.spans.close("build", self.clock())
         return self.is_building
@@ -234,9 +250,9 @@ class Speculator:
         """Give every trunk token its keys and values, and every position of the speculation its ranking."""
         drafted = self.drafted
         missing = len(drafted.token_ids) + 1 - len(drafted.rank_scores)
-        logits = yield from self._forward((self.context + drafted.token_ids)[self.cached :], missing)
-        position = len(self.context) + len(drafted.rank_scores)
-        drafted.rank_scores += self.proposer.rank_scores(logits, list(range(position, position + missing)))
+        text = self.context + drafted.token_ids
+        logits = self.memory.mix((yield from self._forward(text[self.cached :], missing)), text)
+        drafted.rank_scores += self.proposer.rank_scores(logits, list(range(len(text) + 1 - missing, len(text) + 1)))
 
     def _plant(self) -> None:
         """Choose which outcomes to prepare."""
@@ -257,16 +273,20 @@ class Speculator:
         branches = self.branches
         if self.request.speculation.deepening == "all" or branches.used == branches.trunk_length:
             return branches.unfinished()
-        return self.lessons.worthy_branches(branches, len(self.drafted.token_ids), self.clock() - self._answered)
+        elapsed = self.clock() - self._answered
+        return self.lessons.worthy_branches(branches, len(self.drafted.token_ids), elapsed, self._num_parts)
 
     def _grow(self) -> Steps[None]:
         """One draft pass: each of the branches chosen for it gets its next token."""
-        started, branches, chosen = self.clock(), self.branches, self._next
+        started, branches, chosen = self.clock(), self.branches, self.next_rows
         batch = branches.next_batch(chosen, self.proposer.target_ids)
         logits = yield batch
         assert logits is not None
+        text, ids = self.context[-MAX_NGRAM:], self.proposer.target_ids
+        tails = [branches.text(branch, text, self.drafted.token_ids, ids) for branch in chosen]
         places = [branches.place(branch) for branch in chosen]
-        branches.add(chosen, self.proposer.draw(logits[0], (batch.positions[0] + 1).tolist(), places))
+        draws = self.proposer.draw(self.memory.mix_tails(logits[0], tails), (batch.positions[0] + 1).tolist(), places)
+        branches.add(chosen, draws)
         self.times.branch_pass.add(len(chosen), self.clock() - started)
 
     # -- observing ------------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ that their keys and values take, and what each of them may see. Prefill, verific
 are all this one call.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -64,6 +65,21 @@ class Runner(Protocol):
 
     def keep_rows(self, count: int) -> None:
         """Forget the cache rows from `count` on and free their memory."""
+        ...
+
+
+Parts = Generator[None, None, Tensor | None]
+"""A forward that is left for a moment after each of its parts, and returns what it gives."""
+
+
+@runtime_checkable
+class DivisibleRunner(Protocol):
+    """A Runner whose forwards can be left before their end: what they wrote until then must not be looked at."""
+
+    num_parts: int
+
+    def forward_in_parts(self, batch: ForwardBatch) -> Parts:
+        """The same as forward, in `num_parts` parts of about equal length."""
         ...
 
 

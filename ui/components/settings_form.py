@@ -61,8 +61,8 @@ def _speculation(values: dict[str, Any]) -> dict[str, gr.components.Component]:
             info="lossless both; shared noise keeps lanes equal",
         ),
         "fan_out": gr.Radio(
-            [("Geometric", "geometric"), ("Uniform", "uniform"), ("List", "list")], value=values["fan_out"],
-            label="Fan-out", info="the shape of the cache (SSD)",
+            [("Confident", "confident"), ("Geometric", "geometric"), ("Uniform", "uniform"), ("List", "list")],
+            value=values["fan_out"], label="Fan-out", info="the shape of the cache (SSD)",
         ),
         "budget": _slider(1, MAX_BUDGET, values["budget"], 1, "Budget B", "outcomes in the cache"),
         "fan_out_list": gr.Textbox(

@@ -68,24 +68,23 @@ def _attention(
 
 
 @njit(cache=True)
-def forward(
-    x, wanted, matrices, norms, biases, head_norms, head, head_bias, eps, scaling,
+def run_layers(
+    x, first_layer, last_layer, matrices, norms, biases, head_norms, eps, scaling,
     cos, sin, slots, rows, prefix, extra, num_extra, keys, values, threads,
 ):  # fmt: skip
-    """Run all layers over hidden states x [m, H] (overwritten); logits [len(wanted), padded V] of those tokens.
+    """Run the layers first_layer..last_layer over hidden states x [m, H], which become those after them.
 
     matrices: int64 [L, 4, 4], for QKV, OUT, GATE_UP and DOWN (format, address of weights, of scales, inputs). norms:
     [2 L + 1, H], the last one before the head. biases: four arrays [L, N], N = 0 where there is none. head_norms:
-    [L, 2, d] or [0, 2, d]. head: (format, address of weights, of scales, outputs). cos, sin: [m, d]. slots, rows,
-    prefix, extra, num_extra: where token t is written and what it sees (see attend). keys, values: the cache
-    (see attention). threads: None or the number of threads.
+    [L, 2, d] or [0, 2, d]. cos, sin: [m, d]. slots, rows, prefix, extra, num_extra: where token t is written and what
+    it sees (see attend). keys, values: the cache (see attention). threads: None or the number of threads.
     """
     m, hidden = x.shape
     h = np.empty_like(x)
     inner = matrices[0, DOWN, 3]
     gated, gate_up = np.empty((m, inner), np.float32), np.empty((m, 2 * inner), np.float32)
     down = np.empty((m, -(-hidden // PAIR) * PAIR), np.float32)
-    for layer in range(matrices.shape[0]):
+    for layer in range(first_layer, last_layer):
         rms_norm(x, norms[2 * layer], eps, h)
         add(x, _attention(
             h, layer, matrices, biases, head_norms, eps, scaling,
@@ -96,10 +95,18 @@ def forward(
         gate(gate_up.reshape(m, 2, inner), gated)
         _product(matrices[layer, DOWN], gated, biases[3][layer], down, threads)
         add(x, down)
-    last = np.empty((wanted.shape[0], hidden), np.float32)
+
+
+@njit(cache=True)
+def read_out(x, wanted, norm, head, head_bias, eps, threads):
+    """Logits [len(wanted), padded V] of some rows of the hidden states x [m, H] after the last layer.
+
+    norm: [H]. head: (format, address of weights, of scales, outputs).
+    """
+    last = np.empty((wanted.shape[0], x.shape[1]), np.float32)
     for i in range(wanted.shape[0]):
         last[i] = x[wanted[i]]
-    rms_norm(last, norms[norms.shape[0] - 1], eps, last)
+    rms_norm(last, norm, eps, last)
     logits = np.empty((wanted.shape[0], -(-head[3] // PAIR) * PAIR), np.float32)
     _product(head, last, head_bias, logits, threads)
     return logits

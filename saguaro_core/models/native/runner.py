@@ -1,5 +1,6 @@
 """A Runner over the compiled decoder: a model whose whole forward is one call."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numba
@@ -10,11 +11,11 @@ from torch import Tensor, nn
 
 from saguaro_core.errors import ModelError
 from saguaro_core.models.kv_cache import SLOT_BLOCK
-from saguaro_core.models.native.decoder import forward
+from saguaro_core.models.native.decoder import read_out, run_layers
 from saguaro_core.models.native.packing import KIND_NAMES, Packed, unpack_rows
 from saguaro_core.models.native.tile import TILE
 from saguaro_core.models.native.weights import DecoderWeights
-from saguaro_core.models.runner import ForwardBatch
+from saguaro_core.models.runner import ForwardBatch, Parts
 
 
 class NativeRunner:
@@ -40,24 +41,45 @@ class NativeRunner:
         held = {KIND_NAMES[packed.kind] for packed in self.weights.all_packed}
         return " and ".join(sorted(held))
 
+    @property
+    def num_parts(self) -> int:
+        """Parts of a forward: the layers, one each, and the head."""
+        return len(self._matrices) + 1
+
     def forward(self, batch: ForwardBatch) -> Tensor | None:
         """Run the model over the real tokens of a batch. Raises ModelError on NaN."""
+        inputs = self._prepare(batch)
+        self._run_layers(inputs, 0, len(self._matrices))
+        return self._read_out(inputs)
+
+    def forward_in_parts(self, batch: ForwardBatch) -> Parts:
+        """The same, left for a moment after each layer."""
+        inputs = self._prepare(batch)
+        for layer in range(len(self._matrices)):
+            self._run_layers(inputs, layer, layer + 1)
+            yield
+        return self._read_out(inputs)
+
+    def _prepare(self, batch: ForwardBatch) -> "_Inputs":
         tokens = _Tokens(batch)
         self._cache.reserve(batch.used, int(tokens.rows.max()) + 1)
-        cos, sin = self._rotary.at(tokens.positions)
-        logits = forward(
-            unpack_rows(self.weights.embedding, tokens.token_ids),
-            tokens.wanted,
+        x = unpack_rows(self.weights.embedding, tokens.token_ids)
+        return _Inputs(tokens, x, *self._rotary.at(tokens.positions), num_logits=batch.num_logits)
+
+    def _run_layers(self, inputs: "_Inputs", first: int, last: int) -> None:
+        weights, tokens = self.weights, inputs.tokens
+        run_layers(
+            inputs.x,
+            first,
+            last,
             self._matrices,
-            self.weights.norms,
-            self.weights.biases,
-            self.weights.head_norms,
-            self._head,
-            self.weights.head_bias,
-            np.float32(self.weights.eps),
-            np.float32(self.weights.scaling),
-            cos,
-            sin,
+            weights.norms,
+            weights.biases,
+            weights.head_norms,
+            np.float32(weights.eps),
+            np.float32(weights.scaling),
+            inputs.cos,
+            inputs.sin,
             tokens.slots,
             tokens.rows,
             tokens.prefix,
@@ -67,8 +89,13 @@ class NativeRunner:
             self._cache.values,
             self._threads,
         )
-        if batch.num_logits == 0:
+
+    def _read_out(self, inputs: "_Inputs") -> Tensor | None:
+        if inputs.num_logits == 0:
             return None
+        weights, tokens, eps = self.weights, inputs.tokens, np.float32(self.weights.eps)
+        norm, bias = weights.norms[-1], weights.head_bias
+        logits = read_out(inputs.x, tokens.wanted, norm, self._head, bias, eps, self._threads)
         if np.isnan(logits[:, 0]).any():
             self._cache.clear()  # Weight 0 does not hide a NaN: it must not lie where later texts only do not look.
             raise ModelError("the model returned NaN logits: its weights do not fit this device's number format.")
@@ -144,6 +171,17 @@ class _Tokens:
         full = np.zeros((*self.shape, logits.shape[1]), np.float32)
         full[self._has_logits] = logits
         return torch.from_numpy(full)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What the layers work on: hidden states x [m, H], which they change, and the rotation of each token, [m, d]."""
+
+    tokens: _Tokens
+    x: NDArray[np.float32]
+    cos: NDArray[np.float32]
+    sin: NDArray[np.float32]
+    num_logits: int
 
 
 class _RotaryTable:
