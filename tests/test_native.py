@@ -20,7 +20,7 @@ from saguaro_core.models.native.packing import Blocks, Matrix, pack, stack, unpa
 from saguaro_core.models.native.runner import NativeRunner
 from saguaro_core.models.native.tile import PAIR
 from saguaro_core.models.native.trial import try_native
-from saguaro_core.models.runner import ForwardBatch, trunk_batch
+from saguaro_core.models.runner import DivisibleRunner, ForwardBatch, trunk_batch
 
 OUTPUTS, INPUTS = 72, 96  # Two whole pairs of tiles and a part of one.
 
@@ -188,6 +188,29 @@ class TestForwards:
         assert torch.equal(logits[0, 2:], solo[0][0])
         assert torch.equal(logits[1], solo[1][0])
         runner.keep_rows(1)
+
+    def test_a_forward_in_parts_has_the_same_bits_and_one_left_undone_leaves_the_cache_right(
+        self, runner: NativeRunner
+    ) -> None:
+        assert isinstance(runner, DivisibleRunner)
+        context, batch = tokens(12, seed=6), trunk_batch(tokens(3, seed=7), 12, 3)
+        runner.forward(trunk_batch(context, 0, 0))
+        parts, count = runner.forward_in_parts(batch), 0
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                in_parts = end.value
+                break
+            count += 1
+            # What another forward did to these slots before this one is over does not matter.
+            undone = runner.forward_in_parts(trunk_batch(tokens(3, seed=8), 15, 3))
+            next(undone)
+            undone.close()
+        assert count == runner.num_parts - 1
+        whole = runner.forward(batch)
+        assert whole is not None
+        assert torch.equal(in_parts, whole)
 
     def test_nan_weights_are_reported(self) -> None:
         made = native(make_large_enough())

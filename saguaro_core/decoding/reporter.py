@@ -32,6 +32,7 @@ from saguaro_core.events import (
     TokenEvent,
 )
 from saguaro_core.figures import FiguresAccumulator
+from saguaro_core.sampling import largest
 from saguaro_core.verification import Outcome
 
 
@@ -149,11 +150,11 @@ class Reporter:
         count = min(self.run.request.num_alternatives, log_p.shape[-1])
         if count == 0:
             return [()] * len(log_p)
-        best = log_p.topk(count, dim=-1)
+        values, indices = largest(log_p, count)
         piece = self.run.piece
         return [
             tuple(Alternative(token_id=i, text=piece(i), p=p) for i, p in zip(ids, values, strict=True))
-            for ids, values in zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
+            for ids, values in zip(indices.tolist(), values.exp().tolist(), strict=True)
         ]
 
     def _release(self, released: list[ReleasedToken[CommittedToken]]) -> None:
