@@ -8,11 +8,10 @@ respect: tokens are drawn from it, and verification divides by it, so no rule's 
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from saguaro_core.ngrams import MAX_NGRAM, NgramIndex
+from saguaro_core.scores import with_point_masses
 
 # How often a copy is right, by the length n of the match, before this answer has said anything; and how many
 # observations that is worth. Where a copy is wrong the draft may still be right, so w stays below the share.
@@ -48,28 +47,16 @@ class CopyGuide:
         return _TRUST * (self._right[n - 1] + prior) / (self._seen[n - 1] + _PRIOR_WEIGHT)
 
     def mix(self, logits: Tensor, tails: Sequence[Sequence[int]]) -> Tensor:
-        """Logits [m, n] with the copies in them; `tails` are the last tokens (at least 8, if there are) before each.
+        """Logits [m, n] with the copies in them; `tails` are the last tokens (8 or more, if there are) before each.
 
-        Only the copied token's logit changes: the others keep their proportions.
+        Only the copied token's logit changes, in `logits` itself where that is possible.
         """
-        rows, columns, log_odds = self._copies(tails)
-        if not rows:
-            return logits
-        row, column = (torch.tensor(values, device=logits.device) for values in (rows, columns))
-        scaled = logits[row] / self._temperature
-        copied = scaled.logsumexp(-1) + torch.tensor(log_odds, dtype=logits.dtype, device=logits.device)
-        own = scaled[torch.arange(len(rows), device=logits.device), column]
-        return logits.index_put((row, column), torch.logaddexp(own, copied) * self._temperature)
-
-    def _copies(self, tails: Sequence[Sequence[int]]) -> tuple[list[int], list[int], list[float]]:
-        """The rows that have a copy, its columns, and log(w / (1 - w))."""
-        rows, columns, log_odds = [], [], []
+        rows, columns, weights = [], [], []
         for row, tail in enumerate(tails):
             n, place = self._ngrams.find(tail)
             column = self._column_of.get(self._ngrams.token_ids[place]) if n else None
             if column is not None:
-                weight = self.weight(n)
                 rows.append(row)
                 columns.append(column)
-                log_odds.append(float(np.log(weight / (1.0 - weight))))
-        return rows, columns, log_odds
+                weights.append(self.weight(n))
+        return with_point_masses(logits, rows, columns, weights, self._temperature) if rows else logits

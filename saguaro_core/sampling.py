@@ -18,7 +18,6 @@ from saguaro_core.config import SamplingParams
 GREEDY_BELOW = 1e-5
 _LOOKS = (256, 4096)
 _NOISE_ROWS_KEPT = 96
-_BLOCK = 64
 
 
 class Stream(IntEnum):
@@ -88,23 +87,6 @@ def best_tokens(scores: Tensor) -> list[int]:
         best: list[int] = scores.numpy().argmax(-1).tolist()  # Ten times as fast as torch's on a long row.
         return best
     return scores.argmax(-1).tolist()
-
-
-def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row of scores [m, V], falling: values and indices, [m, count] each.
-
-    Those are found in the blocks with the `count` largest maxima, which on a CPU is twice as fast as a search through
-    all of a long row.
-    """
-    m, size = scores.shape
-    if scores.device.type != "cpu" or size % _BLOCK or size // _BLOCK < 4 * count:
-        best = scores.topk(count, dim=-1)
-        return best.values, best.indices
-    blocks = scores.view(m, -1, _BLOCK)
-    chosen = blocks.amax(-1).topk(count, dim=-1).indices
-    kept = blocks.gather(1, chosen.unsqueeze(-1).expand(-1, -1, _BLOCK)).view(m, -1)
-    best = kept.topk(count, dim=-1)
-    return best.values, chosen.gather(1, best.indices // _BLOCK) * _BLOCK + best.indices % _BLOCK
 
 
 def philox(seed: int, stream: Stream, position: int, lane: int = 0) -> np.random.Philox:

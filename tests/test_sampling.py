@@ -280,21 +280,3 @@ class TestSaguaroWeights:
             weights = saguaro_weights(torch.tensor([q]), 3, 0.0)
             assert weights.tolist() == [pytest.approx(q)]
         assert saguaro_weights(torch.tensor([[0.5, 0.3, 0.2]]), 2, 0.0).tolist() == [[0.0, 0.0, 1.0]]
-
-
-class TestLargest:
-    @pytest.mark.parametrize("size", [49152, 8192, 640, 100, 64 * 21])
-    @pytest.mark.parametrize("count", [1, 5, 20])
-    def test_the_same_as_a_search_through_the_whole_row(self, size: int, count: int) -> None:
-        generator = torch.Generator().manual_seed(size + count)
-        for scores in (
-            torch.randn(3, size, generator=generator),
-            torch.arange(size).float().repeat(2, 1),
-            torch.randn(2, size, generator=generator).masked_fill(
-                torch.rand(2, size, generator=generator) < 0.9, -torch.inf
-            ),
-        ):
-            values, indices = sampling.largest(scores, count)
-            assert torch.equal(values, scores.topk(count).values)
-            assert torch.equal(scores.gather(1, indices), values)
-            assert all(len(set(row)) == count for row in indices.tolist())

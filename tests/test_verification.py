@@ -225,10 +225,15 @@ class TestVerifier:
             assert self.decide(seed, 7, "shared_noise", [drafted[0], (drafted[1] + 1) % 4, 0]) == Outcome(1, single[1])
 
     def test_probabilities_shown_are_before_the_filters(self) -> None:
-        verifier = Verifier(SamplingParams(temperature=2.0, top_k=1), "rejection", 4)
-        assert torch.allclose(verifier.log_probabilities(self.LOGITS), (self.LOGITS / 2).log_softmax(-1))
-        greedy = Verifier(SamplingParams(temperature=0.0), "rejection", 4)
-        assert torch.allclose(greedy.log_probabilities(self.LOGITS), self.LOGITS.log_softmax(-1))
+        for temperature, divided_by in ((2.0, 2.0), (0.0, 1.0)):
+            verifier = Verifier(SamplingParams(temperature=temperature, top_k=1), "rejection", 4)
+            expected = (self.LOGITS / divided_by).softmax(-1)
+            shown, likeliest = verifier.shown(self.LOGITS, [1] * len(self.LOGITS), 3)
+            assert shown == pytest.approx(expected[:, 1].tolist(), rel=1e-5)
+            for row, best in enumerate(likeliest):
+                assert [i for i, _ in best] == self.LOGITS[row].topk(3).indices.tolist()
+                assert [p for _, p in best] == pytest.approx(expected[row].topk(3).values.tolist(), rel=1e-5)
+            assert verifier.shown(self.LOGITS, [1] * len(self.LOGITS), 0) == (shown, [[]] * len(self.LOGITS))
 
 
 class TestDraftDistributions:

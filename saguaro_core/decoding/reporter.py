@@ -32,7 +32,6 @@ from saguaro_core.events import (
     TokenEvent,
 )
 from saguaro_core.figures import FiguresAccumulator
-from saguaro_core.sampling import largest
 from saguaro_core.verification import Outcome
 
 
@@ -129,10 +128,8 @@ class Reporter:
 
     def _describe_tokens(self, done: Round, now: float) -> list[CommittedToken]:
         proposal, committed, accepted = done.proposal, done.committed, done.outcome.accepted
-        log_p = self.run.verifier.log_probabilities(done.logits[: len(committed)])
-        ids = log_p.new_tensor(committed).long().unsqueeze(-1)
-        shown = log_p.gather(-1, ids).exp().squeeze(-1).tolist()
-        alternatives = self._alternatives(log_p)
+        run, logits = self.run, done.logits[: len(done.committed)]
+        shown, likeliest = run.verifier.shown(logits, committed, run.request.num_alternatives)
         return [
             CommittedToken(
                 time=now,
@@ -141,20 +138,9 @@ class Reporter:
                 origin=proposal.origin if place < accepted else done.bonus_origin,
                 p=shown[place],
                 q=proposal.q[place] if place < min(accepted, len(proposal.q)) else None,
-                alternatives=alternatives[place],
+                alternatives=tuple(Alternative(token_id=i, text=run.piece(i), p=p) for i, p in likeliest[place]),
             )
             for place in range(len(committed))
-        ]
-
-    def _alternatives(self, log_p: Tensor) -> list[tuple[Alternative, ...]]:
-        count = min(self.run.request.num_alternatives, log_p.shape[-1])
-        if count == 0:
-            return [()] * len(log_p)
-        values, indices = largest(log_p, count)
-        piece = self.run.piece
-        return [
-            tuple(Alternative(token_id=i, text=piece(i), p=p) for i, p in zip(ids, values, strict=True))
-            for ids, values in zip(indices.tolist(), values.exp().tolist(), strict=True)
         ]
 
     def _release(self, released: list[ReleasedToken[CommittedToken]]) -> None:

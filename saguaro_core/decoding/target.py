@@ -9,6 +9,7 @@ from saguaro_core.config import SamplingParams, VerificationRule
 from saguaro_core.decoding.sources import Proposal
 from saguaro_core.models.runner import ForwardBatch, Runner, trunk_batch
 from saguaro_core.sampling import GumbelNoise, Processing, Stream, process_logits, uniforms
+from saguaro_core.scores import largest, log_totals, probabilities_of
 from saguaro_core.trunk import Trunk
 from saguaro_core.verification import Outcome, verify_coupled, verify_rejection
 
@@ -90,12 +91,19 @@ class Verifier:
         bonus = _uniforms_at(self.seed, Stream.TARGET, position, len(drafted) + 1)
         return verify_rejection(p, dense, drafted, accept, bonus)
 
-    def log_probabilities(self, logits: Tensor) -> Tensor:
-        """log p [m, V] at the run's temperature (1 for a greedy run), before top-k and top-p: what is shown, not
-        drawn from.
+    def shown(
+        self, logits: Tensor, token_ids: list[int], count: int
+    ) -> tuple[list[float], list[list[tuple[int, float]]]]:
+        """For each row of logits [m, V] p of its token and the `count` likeliest ids with theirs: at the run's
+        temperature (1 for a greedy run), before top-k and top-p. This is what is shown, not what is drawn from.
         """
         temperature = 1.0 if self.processing.is_greedy else self.processing.temperature
-        return (logits / temperature).log_softmax(-1)
+        p = probabilities_of(logits, token_ids, temperature)
+        if count == 0:
+            return p, [[] for _ in p]
+        values, indices = largest(logits, min(count, logits.shape[-1]))
+        best = (values / temperature - log_totals(logits, temperature).unsqueeze(-1)).exp()
+        return p, [list(zip(*row, strict=True)) for row in zip(indices.tolist(), best.tolist(), strict=True)]
 
 
 def _uniforms_at(seed: int, stream: Stream, first: int, count: int) -> list[float]:

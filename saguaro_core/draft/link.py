@@ -93,7 +93,8 @@ class Link:
 
     def has_message(self) -> bool:
         """Whether receive would return a message at once."""
-        return bool(self._received) or bool(self.socket.poll(0, zmq.POLLIN))
+        # Not poll: that makes a poller each time, and this is asked between the layers of a forward.
+        return bool(self._received) or bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _await_socket(self, deadline: float) -> bool:
         """Whether something can be read before the deadline."""

@@ -22,6 +22,7 @@ from saguaro_core.sampling import (
     sample,
     uniforms,
 )
+from saguaro_core.scores import probabilities_of
 
 # Filtered tokens rank after all others, in their own order: they are still the best guesses left.
 _FILTERED_PENALTY = 1e4
@@ -121,13 +122,7 @@ class Proposer:
 
     def _probabilities(self, logits: Tensor, columns: list[int]) -> list[float]:
         """q of one column for each row of logits [m, n]."""
-        temperature = 1.0 if self.processing.is_greedy else self.processing.temperature
-        # numpy: while the target waits for this, the start of torch's many steps would be most of the time.
-        scaled = logits.cpu().numpy() / temperature
-        scaled -= scaled.max(-1, keepdims=True)
-        chosen = np.exp(scaled[np.arange(len(columns)), columns])
-        found: list[float] = (chosen / np.exp(scaled, out=scaled).sum(-1)).tolist()
-        return found
+        return probabilities_of(logits, columns, 1.0 if self.processing.is_greedy else self.processing.temperature)
 
     def candidates(self, rank_scores: Tensor, count: int, excluded: set[int]) -> list[int]:
         """The `count` best target ids under rank_scores [n], without the excluded ones."""

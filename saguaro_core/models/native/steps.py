@@ -23,7 +23,7 @@ def _float_of_bits(context: Any, bits: Any) -> Any:
 
 
 @njit(cache=True, fastmath=True, inline="always")
-def _exp(x):
+def exp_of_negative(x):
     """exp of a float32 of at most 0, within 2 units in the last place (Cephes' polynomial); vectors of it compile."""
     x = max(x, _LOWEST)
     whole = np.int32(x * _LOG2_E - np.float32(0.5))  # The nearest whole number, because the cast drops the fraction.
@@ -56,7 +56,7 @@ def rms_norm(x, weight, eps, out):
 def _gate_row(gate_row, up_row, out):
     for i in range(out.shape[0]):
         g = gate_row[i]
-        e = _exp(-abs(g))
+        e = exp_of_negative(-abs(g))
         share = np.float32(1.0) / (np.float32(1.0) + e)
         out[i] = g * up_row[i] * (share if g > np.float32(0.0) else e * share)
 
@@ -95,7 +95,7 @@ def softmax(scores, count):
     for i in range(count):
         highest = max(highest, scores[i])
     for i in range(count):
-        scores[i] = _exp(scores[i] - highest)
+        scores[i] = exp_of_negative(scores[i] - highest)
     total = np.float32(0.0)
     for i in range(count):
         total += scores[i]
