@@ -41,10 +41,19 @@ class CopyGuide:
                 self._right[n - 1] += self._ngrams.token_ids[place] == token
             tail = [*tail, token][-MAX_NGRAM:]
 
+    def share(self, n: int) -> float:
+        """How often a copy after a match of n tokens is right, in (0, 1)."""
+        prior = _PRIOR_WEIGHT * _PRIOR_SHARES[n - 1]
+        return (self._right[n - 1] + prior) / (self._seen[n - 1] + _PRIOR_WEIGHT)
+
     def weight(self, n: int) -> float:
         """w of a match of n tokens, in (0, 1)."""
-        prior = _PRIOR_WEIGHT * _PRIOR_SHARES[n - 1]
-        return _TRUST * (self._right[n - 1] + prior) / (self._seen[n - 1] + _PRIOR_WEIGHT)
+        return _TRUST * self.share(n)
+
+    def guess(self, tail: Sequence[int]) -> tuple[int, float] | None:
+        """The token that followed the longest match of `tail`, and how often such a guess is right."""
+        n, place = self._ngrams.find(tail)
+        return (self._ngrams.token_ids[place], self.share(n)) if n else None
 
     def mix(self, logits: Tensor, tails: Sequence[Sequence[int]]) -> Tensor:
         """Logits [m, n] with the copies in them; `tails` are the last tokens (8 or more, if there are) before each.

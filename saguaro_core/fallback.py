@@ -35,6 +35,10 @@ class FastBackup:
                 learner.learn(self.ngrams.token_ids[-1], committed)
         self.ngrams.extend(committed)
 
+    def guess_pair(self, last: int) -> tuple[int, float] | None:
+        """What should follow `last` by the first table that knows, and how likely that is."""
+        return next(filter(None, (table.guess(last) for table in self._tables)), None)
+
     def propose(self, count: int) -> tuple[LookupKind, list[int]]:
         """Up to `count` tokens that should come next, and where they were found."""
         if token_ids := self.ngrams.propose(count):

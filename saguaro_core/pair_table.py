@@ -58,13 +58,17 @@ class PairTable:
         while len(self._followers) > self._max_tokens:
             self._followers.popitem(last=False)
 
+    def guess(self, last: int) -> tuple[int, float] | None:
+        """What most often followed `last`, and how likely that is; None if it is not known well enough."""
+        followers = self._followers.get(last)
+        return None if followers is None else followers.best()
+
     def propose(self, last: int, count: int) -> list[int]:
         """Up to `count` tokens that should follow `last`, each the most frequent one after the one before it."""
         proposal: list[int] = []
         survival = 1.0
         while len(proposal) < count:
-            followers = self._followers.get(last)
-            best = None if followers is None else followers.best()
+            best = self.guess(last)
             if best is None or survival * best[1] < MIN_SURVIVAL:
                 break
             last, survival = best[0], survival * best[1]

@@ -18,6 +18,7 @@ from typing import Literal
 from saguaro_core.row_times import RowTimes
 
 TokenSource = Literal["hit", "neural", "ngram", "pair"]
+NextToken = Literal["drafted", "guess", "nothing"]
 
 # Before so many rounds were timed nothing is cut short.
 MIN_ROUNDS = 4
@@ -27,19 +28,16 @@ _PRIOR_ROUNDS = 6.0
 _PRIOR_LOOKUP_ACCEPTANCE = 0.4
 
 
-def best_length(
-    ready: int, acceptances: Sequence[float], *, rate: float, step_seconds: float, row_seconds: float
-) -> tuple[int, float]:
-    """The n in 0..len(acceptances) that maximises a_1 + a_1 a_2 + ... (n terms) - rate * (n - ready steps + n rows),
-    and that maximum in tokens. acceptances[i]: that token i + 1 is accepted if those before it are.
+def best_length(acceptances: Sequence[float], cost: float) -> int:
+    """The n that maximises a_1 + a_1 a_2 + ... (n terms) - n * cost, in tokens. acceptances[i]: that token i + 1 is
+    accepted if those before it are.
     """
-    best, best_value, value, reached = 0, 0.0, 0.0, 1.0
-    for n, acceptance in enumerate(acceptances, start=1):
-        reached *= acceptance
-        value += reached - rate * (step_seconds * (n > ready) + row_seconds)
-        if value > best_value:
-            best, best_value = n, value
-    return best, best_value
+    reached = 1.0
+    for n, acceptance in enumerate(acceptances):
+        reached *= acceptance  # It only falls: the first token that is not worth its row ends the search.
+        if reached <= cost:
+            return n
+    return len(acceptances)
 
 
 @dataclass(slots=True)
@@ -105,16 +103,26 @@ class RunTimes:
         self.step_seconds += (seconds - self.step_seconds) / min(self.num_steps, 32)
 
     def observe_round(
-        self, source: TokenSource | None, drafted: int, accepted: int, verify_seconds: float, seconds: float
+        self,
+        source: TokenSource | None,
+        drafted: int,
+        accepted: int,
+        verify_seconds: float,
+        seconds: float,
+        num_own: int = 0,
     ) -> None:
-        """A round that verified `drafted` tokens ended `seconds` after the one before it; verify_seconds 0: unknown."""
+        """A round that verified `drafted` tokens ended `seconds` after the one before it; verify_seconds 0: unknown.
+
+        num_own: how many of them, the first ones, were the draft's own; 0: all are of `source`.
+        """
         self.num_rounds += 1
         self._tokens = self._tokens * _MEMORY + accepted + 1
         self._seconds = self._seconds * _MEMORY + seconds
         for tally in self._tallies.values():
             tally.fade()
         if source is not None:
-            self._tallies[source].add(drafted, accepted)
+            num_own = num_own or drafted
+            self._tallies[source].add(num_own, min(accepted, num_own))
         if verify_seconds > 0.0:
             self.verify.add(1 + drafted, verify_seconds)
 
@@ -126,32 +134,22 @@ class RunTimes:
     def length(self, acceptances: Sequence[float]) -> int | None:
         """How many of the tokens that are ready to serve, by the acceptance of each; None while that cannot be said."""
         rate = self.rate
-        return None if rate is None else self._best(rate, len(acceptances), acceptances)[0]
+        return None if rate is None else best_length(acceptances, rate * self.row_seconds)
 
-    def wants_more(self, source: TokenSource, reached: float) -> bool | None:
-        """Whether drafting one more token is worth its time if all before it stand with probability `reached`; None
-        while that cannot be said.
+    def next_token(self, source: TokenSource | None, reached: float, share: float) -> NextToken | None:
+        """What should come after tokens that all stand with probability `reached`: a guess that is right with
+        probability `share`, one more token of the draft, as `source` (None: that cannot be), or nothing; None while
+        it cannot be said.
         """
         rate = self.rate
         if rate is None or self.num_steps == 0:
             return None
-        return reached * self.acceptance(source) > rate * (self.step_seconds * self.waiting + self.row_seconds)
-
-    def prefers_lookup(self, source: TokenSource, found: int, longest: int) -> bool | None:
-        """Whether `found` tokens that lookup offers now are worth more than drafting up to `longest` first; None while
-        that cannot be said.
-        """
-        rate = self.rate
-        if rate is None or self.num_steps == 0:
-            return None
-        looked_up = self._best(rate, found, [self.acceptance(source)] * found)
-        return looked_up[1] > self._best(rate, 0, [self.acceptance("neural")] * longest)[1]
-
-    def _best(self, rate: float, ready: int, acceptances: Sequence[float]) -> tuple[int, float]:
-        return best_length(
-            ready,
-            acceptances,
-            rate=rate,
-            step_seconds=self.step_seconds * self.waiting,
-            row_seconds=self.row_seconds,
-        )
+        guess = reached * share - rate * self.row_seconds
+        # While it drafts for the target the draft builds no cache: its time is lost like the target's.
+        step = 2.0 * self.step_seconds * self.waiting
+        drafted = 0.0
+        if source is not None:
+            drafted = reached * max(share, self.acceptance(source)) - rate * (step + self.row_seconds)
+        if max(guess, drafted) <= 0.0:
+            return "nothing"
+        return "guess" if guess >= drafted else "drafted"

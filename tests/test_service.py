@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,50 +23,52 @@ from saguaro_core.verification import Outcome
 
 
 class TestBestLength:
-    def length(self, ready: int, acceptance: float, rate: float, step: float, row: float = 0.0) -> int:
-        return best_length(ready, [acceptance] * 8, rate=rate, step_seconds=step, row_seconds=row)[0]
-
-    def test_drafts_while_the_next_token_is_worth_more_than_its_time(self) -> None:
-        """With even costs the best n is the number of i with a^i > rate * cost."""
+    def test_tokens_are_served_while_they_bring_more_than_their_row_costs(self) -> None:
         for a, cost in itertools.product((0.2, 0.5, 0.8, 0.95), (0.01, 0.1, 0.3, 0.55, 0.9, 2.0)):
-            wanted = sum(a**i > cost for i in range(1, 9))
-            assert self.length(0, a, 1.0, cost) == wanted
-            assert self.length(0, a, 2.0, cost / 4, row=cost / 4) == wanted
-            assert self.length(3, a, 1.0, cost) == max(3, wanted)
-
-    def test_free_tokens_are_all_taken_and_dear_ones_never(self) -> None:
-        assert self.length(0, 0.5, 5.0, 0.0) == 8
-        assert self.length(0, 0.99, 5.0, 10.0) == 0
-        assert self.length(5, 0.9, 5.0, 10.0) == 5
-
-    def test_ready_tokens_that_cost_more_rows_than_they_bring_stay_behind(self) -> None:
-        assert self.length(8, 0.5, 1.0, 0.0, row=0.3) == 1
+            assert best_length([a] * 8, cost) == sum(a**i > cost for i in range(1, 9))
 
     def test_a_doubtful_token_keeps_back_the_sure_ones_behind_it(self) -> None:
-        costs = {"rate": 1.0, "step_seconds": 0.0, "row_seconds": 0.3}
-        assert best_length(4, [0.2, 0.98, 0.98, 0.98], **costs) == (0, 0.0)
-        best, worth = best_length(4, [0.5, 0.98, 0.98, 0.1], **costs)
-        assert best == 3
-        assert worth == pytest.approx(0.5 + 0.49 + 0.4802 - 0.9)
+        assert best_length([0.2, 0.98, 0.98, 0.98], 0.3) == 0
+        assert best_length([0.5, 0.98, 0.98, 0.1], 0.3) == 3
+        assert best_length([], 0.3) == 0
 
     @EXACT
-    @given(
-        st.integers(0, 6),
-        st.lists(st.floats(0.05, 0.95), min_size=6, max_size=6),
-        st.floats(0.1, 10),
-        st.floats(0, 1),
-        st.floats(0, 1),
-    )
-    def test_no_other_length_is_better(
-        self, ready: int, acceptances: list[float], rate: float, step: float, row: float
-    ) -> None:
+    @given(st.lists(st.floats(0.05, 0.95), max_size=6), st.floats(0, 1))
+    def test_no_other_length_is_better(self, acceptances: list[float], cost: float) -> None:
         def value(n: int) -> float:
-            tokens = math.fsum(math.prod(acceptances[:i]) for i in range(1, n + 1))
-            return tokens - rate * (step * max(0, n - ready) + row * n)
+            return math.fsum(math.prod(acceptances[:i]) for i in range(1, n + 1)) - cost * n
 
-        best, worth = best_length(ready, acceptances, rate=rate, step_seconds=step, row_seconds=row)
-        assert worth == pytest.approx(value(best))
-        assert worth >= max(value(n) for n in range(7)) - 1e-9
+        best = best_length(acceptances, cost)
+        assert value(best) >= max(value(n) for n in range(len(acceptances) + 1)) - 1e-9
+
+
+class TestNextToken:
+    """Rate 4 tokens a second, a step of 0.02 s, rows that cost nothing: a drafted token must bring more than 0.16."""
+
+    def times(self, accepted: int = 3) -> RunTimes:
+        times = RunTimes(verify=RowTimes(prior_slope=1e-9))
+        for _ in range(30):
+            times.observe_round("neural", 3, accepted, verify_seconds=0.9, seconds=1.0)
+            times.observe_step(0.02)
+        times._tokens, times._seconds = 4.0, 1.0
+        return times
+
+    def test_what_brings_most_beyond_its_time_is_taken(self) -> None:
+        times = self.times()
+        a = times.acceptance("neural")
+        assert times.next_token("neural", 1.0, 0.0) == "drafted"
+        assert times.next_token("neural", 1.0, a) == "guess"
+        assert times.next_token("neural", 1.0, a - 0.15) == "guess"
+        assert times.next_token("neural", 1.0, a - 0.17) == "drafted"
+        assert times.next_token("neural", 0.15, 0.0) == "nothing"
+        assert times.next_token("neural", 0.15, 0.01) == "guess"
+
+    def test_nothing_of_the_drafts_own_follows_a_guess(self) -> None:
+        assert self.times().next_token(None, 1.0, 0.0) == "nothing"
+        assert self.times().next_token(None, 1.0, 0.5) == "guess"
+
+    def test_a_draft_that_is_never_right_is_not_asked(self) -> None:
+        assert self.times(accepted=0).next_token("neural", 1.0, 0.0) == "nothing"
 
 
 class TestRowTimes:
@@ -159,17 +162,15 @@ class TestChoices:
 
     @pytest.mark.parametrize(
         ("forward_seconds", "served", "fallback"),
-        [(0.01, "full", "neural"), (0.1, "short", "neural"), (0.5, "plain", "none")],
+        [(0.01, "full", "neural"), (0.05, "short", "neural"), (0.5, "plain", "none")],
     )
     def test_a_miss_is_served_by_what_a_token_costs(self, forward_seconds: float, served: str, fallback: str) -> None:
         scene = Scene(forward_seconds, verify_seconds=1.0)
         scene.speculator.begin(begin())
         for _ in range(12):
             assert scene.accept().cache == "hit"
-        answer, times = scene.miss(passes=1), scene.speculator.times
+        answer = scene.miss(passes=1)
         assert (answer.served, answer.fallback) == (served, fallback)
-        reached = math.prod(scene.speculator.lessons.acceptances(scene.speculator.drafted))
-        assert served == "full" or times.wants_more("neural", reached) is False
         check_trunk(scene.speculator, is_built=False)
 
     @pytest.mark.parametrize(("forward_seconds", "is_extended"), [(0.01, True), (0.9, False)])
@@ -262,11 +263,10 @@ def test_times_are_not_judged_before_they_are_known() -> None:
         assert times.rate is None or number == MIN_ROUNDS - 1
     assert times.length([0.9] * 4) == 4
     # A step has never been timed.
-    assert times.wants_more("neural", 1.0) is None
-    assert times.prefers_lookup("ngram", 2, 4) is None
+    assert times.next_token("neural", 1.0, 0.0) is None
     times.observe_step(0.001)
-    assert times.wants_more("neural", 1.0)
-    assert not times.wants_more("neural", 1e-4)
+    assert times.next_token("neural", 1.0, 0.0) == "drafted"
+    assert times.next_token("neural", 1e-4, 0.0) == "nothing"
 
 
 @pytest.mark.parametrize(("batch_size", "waiting", "expected"), [(1, 1.0, 3), (8, 1.0, 3), (8, 2.0, 2), (8, 8.0, 0)])
@@ -276,20 +276,64 @@ def test_in_a_batch_a_step_must_be_worth_the_time_of_all_who_wait(
     times = RunTimes(batch_size=batch_size, waiting=waiting)
     for _ in range(20):
         times.observe_round("neural", 3, 2, verify_seconds=0.1, seconds=0.1)
-        times.observe_step(0.006)
+        times.observe_step(0.003)
     # Rows of equal count have the prior's slope, which is almost nothing here.
     times.verify = RowTimes(prior_slope=1e-6)
     for _ in range(MIN_ROUNDS):
         times.verify.add(4, 0.1)
     acceptance = times.acceptance("neural")
-    assert sum(bool(times.wants_more("neural", acceptance**n)) for n in range(3)) == expected
+    assert [times.next_token("neural", acceptance**n, 0.0) for n in range(3)].count("drafted") == expected
 
 
-@pytest.mark.parametrize(("accepted", "found", "expected"), [(2, 2, True), (0, 2, False), (2, 0, False)])
-def test_a_lookup_that_is_worth_more_than_drafting_comes_first(accepted: int, found: int, expected: bool) -> None:
-    lessons = Lessons(SpeculationConfig(lookahead=K))
-    for _ in range(12):
-        lessons.times.observe_step(0.3)
-        lessons.times.observe_round("ngram", 2, accepted, verify_seconds=1.0, seconds=1.3)
-    assert lessons.prefers_lookup("ngram", found, K) is expected
-    assert not Lessons(SpeculationConfig(lookahead=K, fallback="neural")).prefers_lookup("ngram", 2, K)
+def test_lookup_alone_serves_a_miss_where_the_request_or_the_theorem_says_so() -> None:
+    assert Lessons(SpeculationConfig(fallback="fast")).prefers_lookup()
+    assert not Lessons(SpeculationConfig(fallback="neural")).prefers_lookup()
+    lessons = Lessons(SpeculationConfig(fallback="auto", service="ready"))
+    assert not lessons.prefers_lookup()
+    for _ in range(30):  # A draft that is slower than a verification and never right.
+        lessons.chooser.observe_fallback("neural", 3.0)
+        lessons.chooser.observe_round(False, 0, 1.0)
+    assert lessons.prefers_lookup()
+
+
+class TestGuesses:
+    """Tokens that the text alone suggests, behind the draft's own or in their place."""
+
+    def scene(self, forward_seconds: float, **speculation: Any) -> Scene:
+        scene = Scene(forward_seconds, verify_seconds=1.0)
+        scene.speculator.begin(begin([*range(10), *range(10)], copying="ngram", fallback="auto", **speculation))
+        for _ in range(MIN_ROUNDS + 2):
+            scene.miss()
+        return scene
+
+    def test_a_miss_in_known_text_is_served_by_guesses_when_the_draft_is_slow(self) -> None:
+        scene = self.scene(0.6)
+        scene.verdict(Outcome(0, 3))
+        answer = scene.verdict(Outcome(0, 4))
+        assert (answer.fallback, answer.q) == ("ngram", ())
+        assert answer.token_ids[:3] == (5, 6, 7)
+
+    def test_they_stand_behind_the_drafts_own_tokens_and_have_no_q(self) -> None:
+        scene, found = self.scene(0.001), set()
+        for _ in range(40):
+            answer = scene.miss(passes=2)
+            drafted = scene.speculator.drafted
+            assert len(answer.q) + len(drafted.guessed) == len(answer.token_ids)
+            assert len(scene.speculator.lessons.acceptances(drafted)) == len(answer.token_ids)
+            trunk = scene.speculator.trunk.token_ids
+            assert trunk == (scene.speculator.context + drafted.token_ids)[: len(trunk)]
+            found.add((bool(answer.q), bool(drafted.guessed)))
+        assert len(found) > 1
+
+    def test_where_tokens_are_drawn_and_in_sd_nothing_is_guessed(self) -> None:
+        sampling = SamplingParams(temperature=1.0, seed=5)
+        prompt = [*range(10), *range(10)]
+        for request in (
+            begin(prompt, sampling=sampling, rule="rejection", copying="ngram"),
+            begin(prompt, mode="sd", copying="ngram"),
+        ):
+            scene = Scene(0.6, verify_seconds=1.0)
+            scene.speculator.begin(request)
+            for number in range(MIN_ROUNDS + 4):
+                answer = scene.verdict(Outcome(0, number % 10))
+                assert len(answer.q) == len(answer.token_ids) == K

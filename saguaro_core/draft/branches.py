@@ -25,10 +25,15 @@ _BRANCH_LANES = 1024
 
 @dataclass(slots=True)
 class Drafted:
-    """The speculation under verification. `rank_scores` [n] are known for its first positions."""
+    """The speculation under verification. `rank_scores` [n] are known for its first positions.
+
+    q: the draft's probability of its first tokens, which are the draft's own. guessed: for each token after them, which
+    the text alone suggested, the probability that it is right.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     q: list[float] = field(default_factory=list)
+    guessed: list[float] = field(default_factory=list)
     distributions: list[Tensor] = field(default_factory=list)
     rank_scores: list[Tensor] = field(default_factory=list)
     state: CacheState = "miss"
@@ -42,6 +47,11 @@ class Drafted:
         self.rank_scores.append(draws.rank_scores[row])
         if draws.q is not None:
             self.distributions.append(draws.q[row])
+
+    def guess(self, token_id: int, share: float) -> None:
+        """Append a token that is right with probability `share`. None of the draft's own can follow."""
+        self.token_ids.append(token_id)
+        self.guessed.append(share)
 
     def distribution_bytes(self) -> bytes:
         """Distributions [len(token_ids), n] as they travel: float32, row-major; empty for a deterministic choice."""

@@ -14,7 +14,7 @@ from saguaro_core.draft.proposer import Proposer
 from saguaro_core.events import DraftEstimates
 from saguaro_core.fallback import FallbackChooser, LookupKind
 from saguaro_core.fan_out import CacheState, FanOutPlanner
-from saguaro_core.service import RunTimes
+from saguaro_core.service import NextToken, RunTimes
 from saguaro_core.verification import Outcome
 
 # The power law is fitted where caches operate: a bonus token ranked beyond this counts as "not among the first 64".
@@ -63,7 +63,7 @@ class Lessons:
         # The first round had no cache to look into.
         is_hit = None if self.times.num_rounds == 0 else drafted.state == "hit"
         self.chooser.observe_round(is_hit, outcome.accepted, verify_seconds or waited)
-        self.times.observe_round(drafted.source, num_drafted, outcome.accepted, verify_seconds, seconds)
+        self.times.observe_round(drafted.source, num_drafted, outcome.accepted, verify_seconds, seconds, len(drafted.q))
         self.confidence.observe(drafted.q, outcome.accepted)
         # Steps are for sequences that missed: this one, and of the others as many as do.
         size = self.times.batch_size
@@ -83,9 +83,9 @@ class Lessons:
 
     def acceptances(self, drafted: Drafted) -> list[float]:
         """For each drafted token the probability that it is accepted if those before it are."""
-        if drafted.q:
-            return [self.confidence.acceptance(q) for q in drafted.q]
-        return [self.times.acceptance(drafted.source)] * len(drafted.token_ids) if drafted.source else []
+        if drafted.q or drafted.guessed or drafted.source is None:
+            return [*(self.confidence.acceptance(q) for q in drafted.q), *drafted.guessed]
+        return [self.times.acceptance(drafted.source)] * len(drafted.token_ids)
 
     def length(self, q: Sequence[float], count: int) -> int:
         """How many to serve of tokens that are ready, with these probabilities; at most `count`."""
@@ -102,26 +102,28 @@ class Lessons:
         best = self.times.length([self.times.acceptance(kind)] * found)
         return found if best is None else best
 
-    def wants_more(self, drafted: Drafted) -> bool:
-        """Whether one more token should be drafted while the target waits."""
-        if self._service == "ready":
-            return drafted.source != "hit"
-        if self._service == "full" or drafted.source is None:
-            return True
-        wanted = self.times.wants_more(drafted.source, math.prod(self.acceptances(drafted)))
-        # Before times say anything nothing is cut and nothing is drafted on.
-        return drafted.source != "hit" if wanted is None else wanted
-
-    def prefers_lookup(self, kind: LookupKind, found: int, count: int) -> bool:
-        """Whether a miss should be served by the `found` tokens of a lookup, or none, and not by the draft.
-
-        auto compares what the two are worth now; where times are not known yet, or must not decide, by Theorem 17.
+    def next_token(self, drafted: Drafted, share: float) -> NextToken:
+        """How the speculation goes on while the target waits: with one more token of the draft, with a guess that is
+        right with probability `share` (0: there is none), or not at all.
         """
-        if self._service == "auto" and self.chooser.policy == "auto":
-            preferred = False if kind == "none" else self.times.prefers_lookup(kind, found, count)
-            if preferred is not None:
-                return preferred
-        return self.chooser.choose() == "fast"
+        if self._service == "full":
+            return "drafted"
+        choice = None
+        if self._service == "auto":
+            source = None if drafted.guessed else drafted.source
+            choice = self.times.next_token(source, math.prod(self.acceptances(drafted)), share)
+        # Before times say anything nothing is cut and nothing is drafted on.
+        return ("nothing" if drafted.source == "hit" else "drafted") if choice is None else choice
+
+    def prefers_lookup(self) -> bool:
+        """Whether a miss should be served by what lookup finds, or nothing, and the draft should not be asked."""
+        is_by_token = self._service == "auto" and self.chooser.policy == "auto" and self.times.rate is not None
+        return not is_by_token and self.chooser.choose() == "fast"
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the draft's tokens after a miss may be followed, or replaced, by guesses."""
+        return self._service == "auto" and self.chooser.policy == "auto"
 
     def likely_outcomes(
         self, drafted: Drafted, proposer: Proposer, eos: set[int]

@@ -18,7 +18,7 @@ from saguaro_core.draft.lessons import Lessons
 from saguaro_core.draft.messages import Begin, DraftSpan, Speculation
 from saguaro_core.draft.proposer import Place, Proposer
 from saguaro_core.draft.spans import SpanLog
-from saguaro_core.draft.text_memory import TextMemory
+from saguaro_core.draft.text_memory import Guess, TextMemory
 from saguaro_core.events import CacheOutcome, DraftEstimates, FallbackKind, Served
 from saguaro_core.models.runner import DivisibleRunner, Runner, trunk_batch
 from saguaro_core.models.steps import Steps, drive
@@ -173,51 +173,66 @@ class Speculator:
         fed = [self.context[-1], *drafted.token_ids[:-1]][: len(drafted.token_ids)]
         self.trunk.move(branches.slots[branch][: len(fed)], fed)
         if wanted == len(drawn):
-            yield from self._draft_on(drafted, count, lambda depth: branches.place_at(branch, depth))
+            yield from self._go_on(drafted, count, lambda depth: branches.place_at(branch, depth))
         return drafted
 
     def _fall_back(self, count: int) -> Steps[tuple[FallbackKind, Drafted]]:
         """Speculate after a miss with the backup that the request or the measured times choose."""
         started, is_sd = self.clock(), self.request.mode == "sd"
-        found, token_ids = ("none", []) if is_sd else self.memory.look_up(count)
-        is_fast = not is_sd and self.lessons.prefers_lookup(found, len(token_ids), count)
-        if is_fast:
-            token_ids = token_ids[: self.lessons.lookup_length(found, len(token_ids))]
-            drafted = Drafted(token_ids=token_ids, source=None if found == "none" or not token_ids else found)
-            kind: FallbackKind = found if token_ids else "none"
+        if not is_sd and self.lessons.prefers_lookup():
+            drafted = self._look_up(count)
         else:
-            drafted = yield from self._draft_anew(count)
-            kind = "neural" if drafted.token_ids else "none"
-        is_telling = is_fast or bool(drafted.token_ids)
-        self.lessons.chooser.observe_fallback(
-            ("fast" if is_fast else "neural") if is_telling else None, self.clock() - started
-        )
+            drafted = Drafted(source="neural")
+            fan_out = self.planner.shape(self.request.speculation.lookahead, "miss")
+            yield from self._go_on(
+                drafted, count, lambda depth: Place(self.round_index, depth, num_cached=fan_out[depth])
+            )
+        kind: FallbackKind = "none"
+        if drafted.token_ids and drafted.source is not None and drafted.source != "hit":
+            kind = drafted.source
+        if kind != "none" or drafted.source is None:  # A draft that was not asked says nothing about either backup.
+            self.chooser.observe_fallback("neural" if kind == "neural" else "fast", self.clock() - started)
+        else:
+            self.chooser.observe_fallback(None, 0.0)
         return kind, drafted
 
-    def _draft_anew(self, count: int) -> Steps[Drafted]:
-        drafted = Drafted(source="neural")
-        fan_out = self.planner.shape(self.request.speculation.lookahead, "miss")
-        yield from self._draft_on(
-            drafted, count, lambda depth: Place(self.round_index, depth, num_cached=fan_out[depth])
-        )
-        return drafted
+    def _look_up(self, count: int) -> Drafted:
+        found, token_ids = self.memory.look_up(count)
+        token_ids = token_ids[: self.lessons.lookup_length(found, len(token_ids))]
+        return Drafted(token_ids=token_ids, source=found) if found != "none" and token_ids else Drafted()
 
-    def _draft_on(self, drafted: Drafted, most: int, place: Callable[[int], Place]) -> Steps[None]:
-        """Make the speculation longer, a forward for each token, while that is wanted and the turn has not ended."""
-        while (
-            len(drafted.token_ids) < most
-            and self.eos.isdisjoint(drafted.token_ids[-1:])
-            and self.lessons.wants_more(drafted)
-        ):
-            started, depth = self.clock(), len(drafted.token_ids)
-            text = self.context + drafted.token_ids
-            logits = self.memory.mix((yield from self._forward(text[self.cached :], 1)), text)
-            draws = self.proposer.draw(logits, [len(text)], [place(depth)])
-            drafted.add(self.proposer, draws, 0)
-            ended = self.clock()
-            self.times.observe_step(ended - started)
-            if self.request.mode == "sd":
-                self.spans.add("step", started, ended, self.round_index)
+    def _go_on(self, drafted: Drafted, most: int, place: Callable[[int], Place]) -> Steps[None]:
+        """Make the speculation longer while that is worth the target's time: by tokens of the draft, a forward each,
+        then by what the text alone suggests.
+        """
+        while len(drafted.token_ids) < most and self.eos.isdisjoint(drafted.token_ids[-1:]):
+            guess = self._guess(drafted)
+            choice = self.lessons.next_token(drafted, 0.0 if guess is None else guess.share)
+            if choice == "guess" and guess is not None:
+                if not drafted.token_ids:
+                    drafted.source = guess.kind
+                drafted.guess(guess.token_id, guess.share)
+            elif choice == "drafted":
+                yield from self._draft(drafted, place(len(drafted.token_ids)))
+            else:
+                return
+
+    def _guess(self, drafted: Drafted) -> Guess | None:
+        """What the text alone suggests after a speculation, where that is wanted."""
+        is_hit = drafted.source == "hit"
+        if self.request.mode == "sd" or self.proposer.draws_tokens or not (is_hit or self.lessons.guesses):
+            return None
+        return self.memory.guess(self.context + drafted.token_ids, after_hit=is_hit)
+
+    def _draft(self, drafted: Drafted, place: Place) -> Steps[None]:
+        """One more token of the draft."""
+        started, text = self.clock(), self.context + drafted.token_ids
+        logits = self.memory.mix((yield from self._forward(text[self.cached :], 1)), text)
+        drafted.add(self.proposer, self.proposer.draw(logits, [len(text)], [place]), 0)
+        ended = self.clock()
+        self.times.observe_step(ended - started)
+        if self.request.mode == "sd":
+            self.spans.add("step", started, ended, self.round_index)
 
     # -- building -------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 """What the text so far offers the draft: lookups after a miss, and copies in its distributions."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -9,6 +11,15 @@ from saguaro_core.draft.proposer import Proposer
 from saguaro_core.fallback import FastBackup, LookupKind
 from saguaro_core.ngrams import MAX_NGRAM
 from saguaro_core.pair_table import PairMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A token that should come next, how it was found, and the probability that it is right."""
+
+    kind: Literal["ngram", "pair"]
+    token_id: int
+    share: float
 
 
 class TextMemory:
@@ -22,17 +33,27 @@ class TextMemory:
         self._backup = FastBackup(prompt, pairs, alone=proposer.draws_tokens)
         processing = proposer.processing
         temperature = 1.0 if processing.is_greedy else processing.temperature
-        self._copies = CopyGuide(self._backup.ngrams, proposer.column_of, temperature) if copying else None
+        self._guide = CopyGuide(self._backup.ngrams, proposer.column_of, temperature)
+        self._copying = copying
 
     def learn(self, committed: Sequence[int]) -> None:
         """Append tokens that the target committed."""
-        if self._copies is not None:
-            self._copies.observe(committed)
+        self._guide.observe(committed)
         self._backup.extend(committed)
 
     def look_up(self, count: int) -> tuple[LookupKind, list[int]]:
         """Up to `count` tokens that should come next, and where they were found."""
         return self._backup.propose(count)
+
+    def guess(self, text: Sequence[int], *, after_hit: bool) -> Guess | None:
+        """What most likely follows `text` by the text alone. After a hit only copies are looked for, if they are
+        wanted; after a miss the pair table too.
+        """
+        copied = self._guide.guess(text[-MAX_NGRAM:]) if self._copying or not after_hit else None
+        pair = None if after_hit else self._backup.guess_pair(text[-1])
+        if copied is not None and (pair is None or copied[1] >= pair[1]):
+            return Guess("ngram", *copied)
+        return None if pair is None else Guess("pair", *pair)
 
     def mix(self, logits: Tensor, text: Sequence[int]) -> Tensor:
         """The draft's logits [m, n] after the last m ends of `text`, its own included, with copies in them."""
@@ -41,4 +62,4 @@ class TextMemory:
 
     def mix_tails(self, logits: Tensor, tails: Sequence[Sequence[int]]) -> Tensor:
         """The same for rows of different texts, of which these are the last tokens (8, if there are so many)."""
-        return logits if self._copies is None else self._copies.mix(logits, tails)
+        return self._guide.mix(logits, tails) if self._copying else logits
