@@ -108,9 +108,9 @@ class RoundEvent:
 
     `cache` says how this round's speculation was found; None in modes without a cache. `fallback` is what made it
     after a miss. `fan_out` and `prepared` describe the cache that was looked up. `draft_ms` is what the
-    draft spent on this round's speculation, `wait_ms` how long the target waited for it. `served` says whether the
-    speculation held all the tokens that it might, fewer, or none (a plain step); None in modes without a cache, as
-    are `estimates` in runs without a draft.
+    draft spent on this round's speculation, `wait_ms` how long the target waited for it, also for one that never
+    came. `served` says whether the speculation held all the tokens that it might, fewer, or none (a plain step); None
+    in modes without a cache, as are `estimates` in runs without a draft.
     """
 
     run_id: str

@@ -89,6 +89,10 @@ class TestLostDraft:
         assert "The answer goes on without it" in notice.message
         last = run.rounds[-1]
         assert (last.drafted, last.cache, last.wait_ms) == (0, None, 0.0)
+        longest = max(run.rounds, key=lambda event: event.wait_ms)
+        (wait,) = [span for span in run.spans if (span.kind, span.round_index) == ("wait", longest.index)]
+        assert wait.end - wait.start == pytest.approx(longest.wait_ms / 1e3)
+        assert (longest.wait_ms > 1500) == (blow == signal.SIGSTOP)
         assert run.tokens[-1].origin == "target"
         # The next run is SSD again, on a new process.
         again = run_to_end(fragile, STORY, "ssd", greedy(NUM_TOKENS))

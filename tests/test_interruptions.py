@@ -1,5 +1,6 @@
 """What goes wrong in the middle of an answer, and a user who stops it: nothing said is lost, nothing goes on."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from served_draft import ServedEngine
 from saguaro_core.config import Mode, SpeculationConfig
 from saguaro_core.draft.messages import Speculation, Verified
 from saguaro_core.errors import DraftUnavailable
-from saguaro_core.events import Notice
+from saguaro_core.events import Notice, SpanEvent
 
 
 class TestFailures:
@@ -101,6 +102,25 @@ class TestFailures:
         notices = [event.message for event in run.events if isinstance(event, Notice)]
         assert len(notices) == 1
         assert "did not answer within 20 s" in notices[0]
+
+    @pytest.mark.parametrize("mode", BOTH)
+    def test_the_wait_for_a_draft_that_never_answers_counts_in_its_round(self, mode: Mode) -> None:
+        subject = engine(clock=time.perf_counter, timeout=0.2)
+
+        def on_sent(message: object) -> None:
+            if isinstance(message, Verified) and message.round_index == 3:
+                subject.link.send = lambda *messages: None  # type: ignore[method-assign]
+
+        subject.on_sent = on_sent
+        run = subject.run(mode, PROMPT, greedy(40))
+        assert (run.finished.status, run.ids) == ("finished", ar_ids(40))
+        waits = [event.wait_ms for event in run.rounds]
+        assert waits[3] >= 200
+        assert waits[4:] == [0.0] * (len(waits) - 4)
+        assert run.finished.figures.mean_wait_ms == pytest.approx(sum(waits) / len(waits))
+        (span,) = [e for e in run.events if isinstance(e, SpanEvent) and (e.kind, e.round_index) == ("wait", 3)]
+        assert span.end - span.start == pytest.approx(waits[3] / 1e3)
+        assert span.end == pytest.approx(run.rounds[3].start)
 
     def test_answers_to_an_older_request_are_never_used(self) -> None:
         subject = engine()

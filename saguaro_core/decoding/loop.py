@@ -26,12 +26,12 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A round whose outcome is open. `source` made the proposal: a draft lost while it is told the outcome does not
-    change what this round was.
+    change what this round was. `waited` is what the round stood still for a draft, also for one that never answered.
     """
 
     proposal: Proposal
     source: CandidateSource
-    waiting_since: float
+    waited: float
     started: float
 
 
@@ -95,8 +95,10 @@ class DecodingLoop:
 
     def propose(self, waiting_since: float) -> Turn:
         """Open a round with what the source proposes. Raises StopRequested."""
+        waits = self.source.waits  # Asked first: a draft that is lost in the wait leaves a source without one.
         proposal = self._propose()
-        return Turn(proposal, self.source, waiting_since, self.run_context.clock())
+        started = self.run_context.clock()
+        return Turn(proposal, self.source, started - waiting_since if waits else 0.0, started)
 
     def decide(self, turn: Turn, logits: Tensor) -> Round:
         """Close a round, whose logits are [1 + K, V]: its outcome is committed, and on its way to the source."""
@@ -117,7 +119,7 @@ class DecodingLoop:
             bonus_origin=turn.source.bonus_origin,
             started=turn.started,
             decided=decided,
-            waited=turn.started - turn.waiting_since if turn.source.waits else 0.0,
+            waited=turn.waited,
         )
 
     def report(self, done: Round) -> None:
