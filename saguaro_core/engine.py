@@ -146,7 +146,7 @@ class Engine:
         return child.process.pid if child is not None and child.is_alive else None
 
     def close(self) -> None:
-        """End both processes; open runs end as failed. Idempotent."""
+        """End both processes; open runs, those in the queue too, end as stopped by the user. Idempotent."""
         if self._thread is None or self._closing:
             return
         self._closing = True
@@ -185,7 +185,7 @@ class Engine:
             # The status first: from then on no run is accepted that nobody would end.
             if self._closing:
                 self._set_status(EngineStatus(state="closed", message="Closed"))
-            self._end_runs("the engine was closed.")
+            self._end_runs(None if self._closing else self._status.message)
             inbox.close()
 
     def _serve_process(self, inbox: "zmq.Socket[bytes]") -> bool:
@@ -254,11 +254,11 @@ class Engine:
             del self._runs[event.run_id]
         self._call(run.listener, event)
 
-    def _end_runs(self, error: str) -> None:
+    def _end_runs(self, error: str | None) -> None:
         with self._changed:
             runs, self._runs = self._runs, {}
         for run_id, run in runs.items():
-            self._call(run.listener, run.broken(run_id, error))
+            self._call(run.listener, run.cut(run_id, error))
 
     def _set_status(self, status: EngineStatus) -> None:
         with self._changed:

@@ -27,12 +27,12 @@ class OpenRun:
             self.text.append(event.text)
             self.last_time = event.time
 
-    def broken(self, run_id: str, error: str) -> RunFinished:
-        """The end of a run that nobody else will end."""
+    def cut(self, run_id: str, error: str | None) -> RunFinished:
+        """The end of a run that nobody else will end: failed with an error, stopped by its user without one."""
         return RunFinished(
             run_id=run_id,
-            status="failed",
-            stop_reason="error",
+            status="stopped" if error is None else "failed",
+            stop_reason="user" if error is None else "error",
             time=self.last_time,
             text="".join(self.text),
             token_ids=tuple(self.token_ids),

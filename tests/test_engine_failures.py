@@ -188,10 +188,15 @@ class TestLostEngine:
         assert process_id is not None
         processes = [psutil.Process(process_id), draft_process(fragile)]
         run = start_run(fragile, STORY, "ssd", greedy(1024))
+        waiting = start_run(fragile, STORY, "ar", greedy(4))
         run.wait_for_tokens(4)
         fragile.close()
-        assert run.is_over
-        assert run.finished.status in ("stopped", "failed")
+        for ended in (run, waiting):
+            assert ended.is_over
+            finished = ended.finished
+            assert (finished.status, finished.stop_reason, finished.error) == ("stopped", "user", None)
+        assert len(run.ids) >= 4
+        assert waiting.ids == ()
         assert all(is_gone(process) for process in processes)
         assert fragile.status.state == "closed"
         fragile.close()
