@@ -124,6 +124,19 @@ def start_engine(config: EngineConfig, on_status: StatusListener) -> Any:
     return engine
 
 
+class PageServer(uvicorn.Server):
+    """Ends the engine before the connections: its runs end with it, and then the streams end by themselves."""
+
+    def __init__(self, config: uvicorn.Config, close_engine: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._close_engine = close_engine
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # On a thread: the streams must go on meanwhile to tell their readers of the end.
+        await asyncio.to_thread(self._close_engine)
+        await super().shutdown(sockets)
+
+
 class Supervisor:
     """Ends the program when its models cannot be loaded; once they were, the page stays up to say what happened."""
 
@@ -157,7 +170,7 @@ def serve(
             yield_to_engine()
             log = StoredRunLog(recorder)
             service = ComparisonService(engine, log)
-            asyncio.run(_serve_page(service, log, settings, listener, supervisor))
+            asyncio.run(_serve_page(service, log, settings, listener, supervisor, engine.close))
         finally:
             engine.close()
     return 0 if supervisor.failure is None else START_ERROR
@@ -194,12 +207,13 @@ async def _serve_page(
     settings: ServerSettings,
     listener: socket.socket,
     supervisor: Supervisor,
+    close_engine: Callable[[], None],
 ) -> None:
     # Built inside the loop: outside of one, the framework makes loops of its own that nobody closes.
     app = build_app(create_ui(service, log), service, log, settings)
-    # A stream that a browser still holds open must not keep the program from ending.
+    # A reader that takes nothing any more must not keep the program from ending.
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, server_header=False)
-    web = supervisor.web = uvicorn.Server(config)
+    web = supervisor.web = PageServer(config, close_engine)
     port = listener.getsockname()[1]
     if supervisor.failure is None:
         logger.info("Open http://%s:%d in a browser. Ctrl-C ends everything.", settings.url_host, port)

@@ -2,13 +2,15 @@
 
 import errno
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import httpx
 import psutil
 import pytest
 from echo_engine import EchoEngine, Script
+from gradio_client import Client
 from pages import free_port
 
 import app
 from saguaro_core.config import EngineConfig
+from storage import LogReader
 from ui.server import ServerSettings
 
 ROOT = Path(__file__).parent.parent
@@ -202,6 +206,65 @@ def test_a_missing_model_is_a_message_and_a_status(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
+def send(process: subprocess.Popen[str], sent: signal.Signals, to_group: bool) -> None:
+    """Ctrl-C in a terminal reaches the whole group, kill only one process."""
+    if to_group:
+        os.killpg(process.pid, sent)
+    else:
+        process.send_signal(sent)
+
+
+@contextmanager
+def readers_of_a_run(url: str) -> Iterator[Callable[[], str]]:
+    """Start a long comparison through the API and follow it as the page does, too; the function gives all that the
+    page's reader got, once its stream has ended.
+    """
+    client = Client(url, verbose=False)
+    job = client.submit("Tell me a long story.", {"max_new_tokens": 2000}, api_name="/compare")
+    first = wait_for(lambda: next(iter(job.outputs()), None), 30)
+    got, told = queue.SimpleQueue[str](), threading.Event()
+
+    def follow() -> None:
+        text = ""
+        with httpx.stream("GET", f"{url}/api/comparisons/{first['comparison_id']}/events", timeout=60) as response:
+            for line in response.iter_lines():
+                text += line + "\n"
+                told.set()
+        got.put(text)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        assert told.wait(10)
+        yield lambda: got.get(timeout=10)
+    finally:
+        thread.join(10)
+        client.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_ctrl_c_and_kill_during_a_run_end_the_run_and_its_streams_first(
+    sent: signal.Signals, to_group: bool, tmp_path: Path, default_target_dir: Path
+) -> None:
+    process, port = start_app(tmp_path)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(lambda: httpx.get(f"{url}/api/status").json()["state"] == "ready", 120)
+        with readers_of_a_run(url) as streamed:
+            send(process, sent, to_group)
+            output, _ = process.communicate(timeout=20)
+            assert streamed().endswith("event: end\ndata: {}\n\n")
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    for complaint in ("Traceback", "ERROR", "Cancel"):
+        assert complaint not in output
+    assert output.splitlines()[-1] == "Closed"
+    (entry,) = LogReader(tmp_path / "log.db").history().entries
+    assert [(run.mode, run.status) for run in entry.runs] == [(mode, "stopped") for mode in ("ar", "sd", "ssd")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("sent", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_ctrl_c_and_kill_end_everything(
@@ -213,10 +276,7 @@ def test_ctrl_c_and_kill_end_everything(
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
         assert all(child.nice() == 0 for child in children if child.is_running())
-        if to_group:
-            os.killpg(process.pid, sent)
-        else:
-            process.send_signal(sent)
+        send(process, sent, to_group)
         output, _ = process.communicate(timeout=20)
     finally:
         process.kill()
