@@ -35,6 +35,7 @@ SURE = SpeculationConfig(
     service="ready",
     deepening="all",
     fallback="neural",
+    copying="off",
 )
 
 
