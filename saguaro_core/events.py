@@ -18,6 +18,8 @@ Lane = Literal["target", "draft"]
 SpanKind = Literal["prefill", "verify", "build", "step", "fallback", "wait"]
 Status = Literal["finished", "stopped", "failed"]
 StopReason = Literal["eos", "stop", "length", "user", "error"]
+# How the notice begins that tells of it: a run's notices, stored ones too, say so whether its draft helped to the end.
+DRAFT_LOST = "The draft was lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,11 @@ class Notice:
     run_id: str
     message: str
     time: float
+
+    @property
+    def is_draft_lost(self) -> bool:
+        """Whether from here on the answer went on without its draft: its speed is no longer that of its mode."""
+        return self.message.startswith(DRAFT_LOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,8 @@ from storage.search import Condition, search_conditions
 from storage.tables import rows_of_run
 
 _MAX_LIMIT = 500
-_SUMMARY_COLUMNS = RunSummary.__dataclass_fields__
+_SUMMARY_COLUMNS = [name for name in RunSummary.__dataclass_fields__ if name != "has_lost_draft"]
+_NOTICES = "SELECT notices.* FROM notices JOIN runs ON runs.id = notices.run_id WHERE comparison_id = ?"
 _COMPARISON_COLUMNS = "comparisons.number, comparisons.id, title, comparisons.prompt, created_at"
 
 
@@ -131,8 +132,10 @@ def _run_filter(mode: str | None, status: str | None) -> list[Condition]:
 def _history_entries(db: Database, page: list[rows.Row]) -> Iterator[HistoryEntry]:
     columns = ", ".join(_SUMMARY_COLUMNS)
     for row in page:
+        notices = map(rows.notice_event, db.query(_NOTICES, (row["id"],)))
+        lost = {notice.run_id for notice in notices if notice.is_draft_lost}
         runs = db.query(f"SELECT {columns} FROM runs WHERE comparison_id = ? ORDER BY number", (row["id"],))
-        yield HistoryEntry(**row, runs=tuple(RunSummary(**run) for run in runs))
+        yield HistoryEntry(**row, runs=tuple(RunSummary(**run, has_lost_draft=run["id"] in lost) for run in runs))
 
 
 def _one(db: Database, table: str, noun: str, row_id: str) -> rows.Row:

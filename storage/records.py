@@ -13,7 +13,7 @@ STORED_STATUSES: tuple[StoredStatus, ...] = get_args(StoredStatus)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """A run as a list shows it. Figures that are not defined are None."""
+    """A run as a list shows it. Figures that are not defined are None. A lost draft makes a speed partly AR's."""
 
     id: str
     mode: Mode
@@ -27,6 +27,7 @@ class RunSummary:
     draft_acceptance_rate: float | None
     mean_acceptance_length: float | None
     cache_hit_rate: float | None
+    has_lost_draft: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

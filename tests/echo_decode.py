@@ -9,6 +9,7 @@ from random import Random
 
 from saguaro_core.config import GenerationRequest, Mode
 from saguaro_core.events import (
+    DRAFT_LOST,
     Alternative,
     CacheOutcome,
     Event,
@@ -74,6 +75,7 @@ class Script:
     endless: bool = True
     speed: Mapping[Mode, float] = field(default_factory=lambda: dict(SPEED))
     notice: str | None = None
+    lost_draft: tuple[Mode, ...] = ()
 
 
 @dataclass
@@ -170,6 +172,8 @@ class EchoDecode:
         self.emit(PhaseEvent(run_id=run_id, phase="decode", time=self.now))
         if self.script.notice:
             self.emit(Notice(run_id=run_id, message=self.script.notice, time=self.now))
+        if self.mode in self.script.lost_draft:
+            self.emit(Notice(run_id=run_id, message=f"{DRAFT_LOST}: it was killed.", time=self.now))
 
     def _advance(self, seconds: float) -> None:
         if self.script.rate is not None:

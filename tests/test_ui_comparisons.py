@@ -112,6 +112,30 @@ def test_a_failing_lane_ends_alone_and_no_speed_is_held_against_it(log: StoredRu
     assert [row["id"] for row in stored] == [comparison_id]
 
 
+def test_a_lane_that_lost_its_draft_has_no_ratio_live_or_stored(log: StoredRunLog) -> None:
+    with ready(Script(rate=None, lost_draft=("ssd",))) as engine:
+        service = ComparisonService(engine, log)
+        comparison_id = service.start("hi", settings())
+        live = found(service, comparison_id)
+        wait_end(live)
+        undisturbed = service.start("hi", settings(modes=["ar", "sd"]))
+        wait_end(found(service, undisturbed))
+    log.recorder.flush(5)
+    stored = log.load(comparison_id)
+    assert stored is not None
+    for comparison in (live, stored):
+        summary = comparison.changes({})[0]["summary"]
+        whys = {(r["fast"], r["slow"]): (r["measured"] is None, r["why"]) for r in summary["ratios"]}
+        lost = (True, "the draft was lost")
+        assert whys == {("sd", "ar"): (False, None), ("ssd", "ar"): lost, ("ssd", "sd"): lost}
+        assert (summary["per_device"]["ssd"]["rate"], summary["per_device"]["ssd"]["why"]) == (None, lost[1])
+        assert summary["per_device"]["sd"]["rate"] > 0
+        assert summary["same"]["answer"] is True
+    rows = {row["id"]: row for row in log.history("", None, None, None)["rows"]}
+    assert (rows[comparison_id]["speed_up"], rows[comparison_id]["no_speed_up"]) == (None, lost[1])
+    assert rows[undisturbed]["no_speed_up"] is None
+
+
 def test_a_difference_is_shown_with_its_place() -> None:
     with ready(Script(rate=None, differ_at={"ssd": 5})) as engine:
         service = ComparisonService(engine)

@@ -61,6 +61,7 @@ class LaneState:
         self.stop_reason: str | None = None
         self.error: str | None = None
         self.notices: list[str] = []
+        self.has_lost_draft = False
         self.tokens: list[Row] = []
         self.rounds: list[Row] = []
         self.spans: list[Row] = []
@@ -119,6 +120,7 @@ class LaneState:
                 self.phase, self._started = "prefill", time.monotonic()
             case Notice():
                 self.notices.append(event.message)
+                self.has_lost_draft |= event.is_draft_lost
             case RunFinished():
                 self._finish(event)
 

@@ -25,6 +25,7 @@ from storage import (
 )
 from ui.comparisons import Comparison
 from ui.lane import LaneState
+from ui.summary import LOST_DRAFT
 
 PAGE_SIZE = 20
 
@@ -113,12 +114,14 @@ def _finished(run: StoredRun) -> RunFinished:
 def _history_row(entry: HistoryEntry) -> dict[str, Any]:
     speeds = {run.mode: run.decode_tokens_per_second for run in entry.runs if run.status == "finished"}
     ssd, ar = speeds.get("ssd"), speeds.get("ar")
+    is_lost = any(run.has_lost_draft for run in entry.runs if run.mode == "ssd")
     return {
         "id": entry.id,
         "title": entry.title,
         "created": _unix(entry.created_at),
         "runs": [_run_row(run) for run in entry.runs],
-        "speed_up": ssd / ar if ssd and ar else None,
+        "speed_up": ssd / ar if ssd and ar and not is_lost else None,
+        "no_speed_up": LOST_DRAFT if is_lost else None,
     }
 
 

@@ -1,6 +1,7 @@
 """What the lanes of one comparison say together: speed-ups, whether the tokens agree, predicted against measured.
 
-Only complete answers are compared: a failed or stopped run has a speed, but not one to hold against another.
+Only complete answers are compared: a failed or stopped run has a speed, but not one to hold against another, nor has
+one that lost its draft, for it is partly AR.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from saguaro_core.config import Mode
 from saguaro_core.theory import predict
 from ui.lane import LaneState
 
+LOST_DRAFT = "the draft was lost"
 RATIOS: tuple[tuple[Mode, Mode], ...] = (("sd", "ar"), ("ssd", "ar"), ("ssd", "sd"))
 
 
@@ -21,7 +23,11 @@ def summarize(lanes: Mapping[Mode, LaneState], settings: Mapping[str, Any]) -> d
         "ratios": [_ratio(lanes, fast, slow) for fast, slow in RATIOS if fast in lanes and slow in lanes],
         "same": same_tokens(lanes, settings),
         "per_device": {
-            mode: {"rate": lane.figures.get("tokens_per_second_per_device"), "devices": lane.figures.get("num_devices")}
+            mode: {
+                "rate": None if lane.has_lost_draft else lane.figures.get("tokens_per_second_per_device"),
+                "devices": lane.figures.get("num_devices"),
+                "why": LOST_DRAFT if lane.has_lost_draft else None,
+            }
             for mode, lane in lanes.items()
             if lane.is_finished
         },
@@ -34,6 +40,8 @@ def _ratio(lanes: Mapping[Mode, LaneState], fast: Mode, slow: Mode) -> dict[str,
         if not lanes[mode].is_finished:
             waiting = "running" if lanes[mode].is_active else f"{mode.upper()} {lanes[mode].phase}"
             return {**result, "why": waiting}
+    if lanes[fast].has_lost_draft or lanes[slow].has_lost_draft:
+        return {**result, "why": LOST_DRAFT}
     speeds = [lanes[mode].figures.get("decode_tokens_per_second") for mode in (fast, slow)]
     if not speeds[0] or not speeds[1]:
         return {**result, "why": "too few tokens to measure"}

@@ -15,7 +15,7 @@ from torch import Tensor
 from saguaro_core.decoding.reporter import Reporter, Round, RunContext
 from saguaro_core.decoding.sources import NOTHING, CandidateSource, NoDraft, Proposal, StopRequested
 from saguaro_core.errors import DraftUnavailable, describe
-from saguaro_core.events import RunFinished
+from saguaro_core.events import DRAFT_LOST, RunFinished
 from saguaro_core.verification import Outcome
 
 logger = logging.getLogger(__name__)
@@ -150,6 +150,6 @@ class DecodingLoop:
         try:
             return call()
         except DraftUnavailable as error:
-            self.reporter.notice(f"The draft was lost: {error} The answer goes on without it.")
+            self.reporter.notice(f"{DRAFT_LOST}: {error} The answer goes on without it.")
             self.source = NoDraft()
             return None

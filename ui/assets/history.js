@@ -23,7 +23,8 @@ function item(row, trigger) {
   const open = h("button", { type: "button", class: "history-open", title: "Open this comparison" }, h("span", { class: "history-title", dir: "auto" }, row.title));
   open.addEventListener("click", () => trigger("pick", { comparison: row.id }));
   const links = ["json", "jsonl", "csv"].map((form) => h("a", { class: "quiet", href: `/api/comparisons/${row.id}/export.${form}`, download: "" }, form.toUpperCase()));
-  const speedUp = row.speed_up === null ? null : h("span", { class: "history-speed", "data-kind": row.speed_up >= 1 ? "good" : "slow" }, `SSD ${ratio(row.speed_up)} of AR`);
+  const without = row.no_speed_up && h("span", { class: "history-speed", "data-kind": "none" }, `SSD / AR n/a: ${row.no_speed_up}`);
+  const speedUp = row.speed_up === null ? without : h("span", { class: "history-speed", "data-kind": row.speed_up >= 1 ? "good" : "slow" }, `SSD ${ratio(row.speed_up)} of AR`);
   return h("li", { "data-id": row.id }, open,
     h("div", { class: "history-line" }, h("time", {}, when(row.created)), ...lanes(row), speedUp),
     h("div", { class: "history-actions" }, h("span", { class: "exports" }, "Export ", ...links), erase(row, trigger)));

@@ -19,8 +19,8 @@ function sameTile({ answer, text }) {
 }
 
 function deviceTile(perDevice) {
-  const rows = Object.entries(perDevice).map(([mode, { rate: speed, devices }]) =>
-    h("span", {}, `${mode.toUpperCase()} `, h("b", {}, rate(speed)), devices > 1 ? ` ×${devices}` : ""));
+  const rows = Object.entries(perDevice).map(([mode, { rate: speed, devices, why }]) =>
+    h("span", { title: why ?? "" }, `${mode.toUpperCase()} `, h("b", {}, rate(speed)), devices > 1 ? ` ×${devices}` : ""));
   return h("div", { class: "tile device", "data-kind": rows.length ? "plain" : "none", title: "Tokens a second divided by the devices at work" },
     h("span", { class: "tile-label" }, "Tokens/s per device"), h("p", {}, ...(rows.length ? rows : ["n/a"])));
 }
