@@ -55,7 +55,12 @@ lint: setup-test
 
 test: lint
 	$(BIN)/python -m saguaro_core.models.fetch
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -m alone
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 clean:
 	rm -rf $(VENV)

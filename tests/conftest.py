@@ -24,9 +24,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _IN_CI = bool(os.environ.get("CI"))
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
+# Files whose tests start engines, browsers or programs of their own: two at a time would only wait for each other.
+_ALONE = (
+    *("app", "bench_command", "bench_profile", "engine_", "fetch", "gpu_check", "interruptions", "models_load"),
+    *("page_cost", "peers_", "prefix_reuse", "setup", "simulate_command", "storage_crash", "storage_failures"),
+)
+
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if _IN_CI else "local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that no other test may run beside."""
+    for item in items:
+        name = item.path.stem.removeprefix("test_")
+        if item.path.parent.name == "browser" or name.startswith(_ALONE):
+            item.add_marker(pytest.mark.alone)
 
 
 def _skip_or_fail(reason: str) -> None:
