@@ -13,7 +13,7 @@ from strategies import EXACT
 
 from saguaro_core.confidence import Confidence
 from saguaro_core.config import SamplingParams, SpeculationConfig
-from saguaro_core.copying import CopyGuide
+from saguaro_core.copying import CopyGuide, CopyWeights
 from saguaro_core.ngrams import MAX_NGRAM, NgramIndex
 
 V = 12
@@ -21,7 +21,8 @@ TEXT = [1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3]
 
 
 def guide(text: list[int] = TEXT, temperature: float = 1.0, columns: range = range(V)) -> CopyGuide:
-    return CopyGuide(NgramIndex(text), {token: column for column, token in enumerate(columns)}, temperature)
+    column_of = {token: column for column, token in enumerate(columns)}
+    return CopyGuide(NgramIndex(text), column_of, temperature, CopyWeights())
 
 
 class TestNgrams:
@@ -49,7 +50,7 @@ class TestMixing:
         own = (logits / temperature).softmax(-1)
         mixed = (subject.mix(logits, tails) / temperature).softmax(-1)
         for row, copied, n in ((0, 4, 3), (2, 5, 3)):
-            w = subject.weight(n)
+            w = CopyWeights().weight(n)
             expected = own[row] * (1 - w)
             expected[copied] += w
             assert torch.allclose(mixed[row], expected, atol=1e-6)
@@ -60,17 +61,47 @@ class TestMixing:
         assert guide(columns=range(4)).mix(logits, [TEXT]) is logits  # Token 4 follows.
         assert guide(columns=range(4, 8)).mix(logits, [TEXT])[0, 0] > 0
 
-    def test_longer_matches_weigh_more_and_experience_moves_every_weight(self) -> None:
-        subject = guide()
-        weights = [subject.weight(n) for n in range(1, MAX_NGRAM + 1)]
+    def test_longer_matches_weigh_more_and_are_right_more_often_until_an_answer_says_otherwise(self) -> None:
+        subject, first = guide(), CopyWeights()
+        weights = [first.weight(n) for n in range(1, MAX_NGRAM + 1)]
         assert weights == sorted(weights)
-        before = subject.weight(3)
-        subject.observe([4])  # What followed 1 2 3 before.
-        assert subject.weight(3) > before
+        assert subject.guess(TEXT) == (4, subject.share(3))
+        before = subject.share(3)
+        subject.observe([4], ())  # What followed 1 2 3 before.
+        assert subject.share(3) > before
         for _ in range(50):
-            subject.observe([8])
-        assert 0 < subject.weight(3) < before / 2
-        assert subject.weight(8) == weights[-1]
+            subject.observe([8], ())
+        assert 0 < subject.share(3) < before / 2
+
+
+class TestWeights:
+    def learnt(self, q_right: float, right: float) -> float:
+        """w after many verdicts on a draft with this q on tokens that the copy has right in this share of cases."""
+        weights, chances = CopyWeights(), random.Random(1)
+        subject = CopyGuide(NgramIndex(TEXT), {token: token for token in range(V)}, 1.0, weights)
+        for _ in range(3000):
+            w, is_right = weights.weight(3), chances.random() < right
+            # The draft proposes what the copy says, and it is accepted; or another token, which is not.
+            if is_right:
+                subject.observe([4, 0], [(1 - w) * q_right + w])
+            else:
+                subject.observe([8], [w])
+        return weights.weight(3)
+
+    def test_a_draft_that_knows_the_token_needs_no_copy(self) -> None:
+        assert self.learnt(q_right=0.98, right=0.6) < 0.1
+
+    def test_a_draft_that_does_not_gets_as_much_as_copies_are_right(self) -> None:
+        assert self.learnt(q_right=1e-6, right=0.6) == pytest.approx(0.6, abs=0.08)
+        assert self.learnt(q_right=1e-6, right=0.1) == pytest.approx(0.1, abs=0.05)
+
+    def test_tokens_that_were_no_proposal_of_the_drafts_change_nothing(self) -> None:
+        weights = CopyWeights()
+        subject = CopyGuide(NgramIndex(TEXT), {token: token for token in range(V)}, 1.0, weights)
+        before = [weights.weight(n) for n in range(1, MAX_NGRAM + 1)]
+        for _ in range(9):
+            subject.observe([4, 8, 8], ())
+        assert [weights.weight(n) for n in range(1, MAX_NGRAM + 1)] == before
 
 
 class TestConfidence:

@@ -250,7 +250,7 @@ class TestDrawnTokens:
         for rule, fallback in (("rejection", "none"), ("shared_noise", "pair")):
             speculator = Scene(0.1, 1.0).speculator
             for _ in range(3):
-                speculator.pairs.table.learn(PROMPT[-1], [9, 9])
+                speculator.experience.pairs.table.learn(PROMPT[-1], [9, 9])
             sampling = SamplingParams(temperature=1.0, seed=5)
             assert speculator.begin(begin(sampling=sampling, rule=rule, fallback="fast")).fallback == fallback
 

@@ -122,7 +122,7 @@ class DraftServer:
         device = torch.device(message.device)
         make_speculator = partial(Speculator, token_ids=draft.token_ids, device=device)
         self.speculator = make_speculator(draft.runner)
-        self.batch = BatchSpeculator(draft.runner, partial(make_speculator, pairs=self.speculator.pairs))
+        self.batch = BatchSpeculator(draft.runner, partial(make_speculator, experience=self.speculator.experience))
         token_ids = () if draft.token_ids is None else tuple(draft.token_ids.tolist())
         self.link.send(DraftLoaded(info=draft.info, token_ids=token_ids, num_columns=draft.runner.vocabulary_size))
 

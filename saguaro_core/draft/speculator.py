@@ -1,8 +1,8 @@
 """The draft's side of decoding as pure logic: it answers outcomes with speculations and builds the cache in between.
 
 It knows no process and no link: a test can drive it by hand, a process polls its link between two forwards. Trunk
-tokens live in cache slots equal to their positions, branches in the slots behind them. The trunk and the pair table
-outlive requests; everything else belongs to one.
+tokens live in cache slots equal to their positions, branches in the slots behind them. The trunk and what
+answers taught outlive requests; everything else belongs to one.
 
 Whatever needs forwards is written in steps that yield them: the speculators of a batch make theirs together.
 """
@@ -18,18 +18,17 @@ from saguaro_core.draft.lessons import Lessons
 from saguaro_core.draft.messages import Begin, DraftSpan, Speculation
 from saguaro_core.draft.proposer import Place, Proposer
 from saguaro_core.draft.spans import SpanLog
-from saguaro_core.draft.text_memory import Guess, TextMemory
+from saguaro_core.draft.text_memory import Experience, Guess, TextMemory
 from saguaro_core.events import CacheOutcome, DraftEstimates, FallbackKind, Served
 from saguaro_core.models.runner import DivisibleRunner, Runner, trunk_batch
 from saguaro_core.models.steps import Steps, drive
 from saguaro_core.ngrams import MAX_NGRAM
-from saguaro_core.pair_table import PairMemory
 from saguaro_core.trunk import Trunk
 from saguaro_core.verification import Outcome
 
 
 class Speculator:
-    """Speculates for one request at a time over one draft model. `pairs` is a memory of pairs to share with others."""
+    """Speculates for one request at a time over one draft model. `experience` is shared with others of that draft."""
 
     def __init__(
         self,
@@ -37,10 +36,10 @@ class Speculator:
         token_ids: Tensor | None = None,
         clock: Callable[[], float] = time.perf_counter,
         device: torch.device | str = "cpu",
-        pairs: PairMemory | None = None,
+        experience: Experience | None = None,
     ) -> None:
         self.runner, self.token_ids, self.clock, self.device = runner, token_ids, clock, device
-        self.trunk, self.pairs = Trunk(runner), PairMemory() if pairs is None else pairs
+        self.trunk, self.experience = Trunk(runner), Experience() if experience is None else experience
         self._num_parts = runner.num_parts if isinstance(runner, DivisibleRunner) else 1
         self.next_rows: list[int] = []
         self.spans = SpanLog()
@@ -72,7 +71,7 @@ class Speculator:
         self.eos = set(request.eos_token_ids)
         self.context, self.round_index = list(request.prompt_token_ids), 0
         copying = request.speculation.copying == "ngram"
-        self.memory = TextMemory(self.context, self.pairs, self.proposer, copying=copying)
+        self.memory = TextMemory(self.context, self.experience, self.proposer, copying=copying)
         self.branches, self.drafted = Branches(), Drafted()
         self.spans = SpanLog()
         if not request.reuse_prefix:
@@ -100,15 +99,15 @@ class Speculator:
         self._observe(outcome, verify_seconds)
         branch = self.branches.cache.lookup(outcome, least=0 if self.proposer.draws_tokens else 1)
         self.round_index = round_index
-        committed = [*self.drafted.token_ids[: outcome.accepted], outcome.bonus_token_id]
+        committed, q = [*self.drafted.token_ids[: outcome.accepted], outcome.bonus_token_id], self.drafted.q
         self.context += committed
         self.trunk.keep(len(self.context) - 1)
         if branch is None:
-            self.memory.learn(committed)
+            self.memory.learn(committed, q)
             return (yield from self._answer("miss", None, lookahead))
         # A branch is drafted on as it was begun: what its tokens are must not depend on when they are made.
         answer = yield from self._answer("hit", branch, lookahead)
-        self.memory.learn(committed)
+        self.memory.learn(committed, q)
         return answer
 
     # -- answering ------------------------------------------------------------------------------------------------

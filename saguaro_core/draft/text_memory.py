@@ -1,12 +1,12 @@
 """What the text so far offers the draft: lookups after a miss, and copies in its distributions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
 
-from saguaro_core.copying import CopyGuide
+from saguaro_core.copying import CopyGuide, CopyWeights
 from saguaro_core.draft.proposer import Proposer
 from saguaro_core.fallback import FastBackup, LookupKind
 from saguaro_core.ngrams import MAX_NGRAM
@@ -22,23 +22,32 @@ class Guess:
     share: float
 
 
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What answers taught about the target and the draft; it outlives requests."""
+
+    pairs: PairMemory = field(default_factory=PairMemory)
+    weights: CopyWeights = field(default_factory=CopyWeights)
+
+
 class TextMemory:
     """Prompt and answer of one request. `copying`: whether copies are wanted.
 
     Where tokens are drawn from the draft they depend on what is proposed: a run must then not say other things because
-    of answers before it, so pairs of earlier answers are left out.
+    of answers before it, so what those taught is left out.
     """
 
-    def __init__(self, prompt: Sequence[int], pairs: PairMemory, proposer: Proposer, *, copying: bool) -> None:
-        self._backup = FastBackup(prompt, pairs, alone=proposer.draws_tokens)
+    def __init__(self, prompt: Sequence[int], experience: Experience, proposer: Proposer, *, copying: bool) -> None:
+        self._backup = FastBackup(prompt, experience.pairs, alone=proposer.draws_tokens)
+        weights = CopyWeights() if proposer.draws_tokens else experience.weights
         processing = proposer.processing
         temperature = 1.0 if processing.is_greedy else processing.temperature
-        self._guide = CopyGuide(self._backup.ngrams, proposer.column_of, temperature)
+        self._guide = CopyGuide(self._backup.ngrams, proposer.column_of, temperature, weights)
         self._copying = copying
 
-    def learn(self, committed: Sequence[int]) -> None:
-        """Append tokens that the target committed."""
-        self._guide.observe(committed)
+    def learn(self, committed: Sequence[int], q: Sequence[float]) -> None:
+        """Append tokens that the target committed; q: of the draft's own tokens that were proposed in their places."""
+        self._guide.observe(committed, q if self._copying else ())
         self._backup.extend(committed)
 
     def look_up(self, count: int) -> tuple[LookupKind, list[int]]:
