@@ -32,7 +32,10 @@ Pair = dict[str, Measurement]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeSummary:
-    """One column over all its runs; None where undefined."""
+    """One column over all its runs; None where undefined.
+
+    mean_acceptance_length is over the rounds with drafted tokens, tokens_per_round over all, plain ones too.
+    """
 
     num_runs: int
     num_tokens: int
@@ -42,6 +45,7 @@ class ModeSummary:
     draft_acceptance_rate: float | None
     cache_hit_rate: float | None
     mean_acceptance_length: float | None
+    tokens_per_round: float | None
     mean_verify_ms: float | None
     mean_step_ms: float | None
     mean_build_ms: float | None
@@ -148,6 +152,7 @@ def summarise_column(runs: Sequence[Measurement]) -> ModeSummary:
         draft_acceptance_rate=_share(num_accepted, sum(f.num_draft_tokens for f in figures)),
         cache_hit_rate=_share(num_hits, num_hits + sum(f.num_cache_misses for f in figures)),
         mean_acceptance_length=_share(num_steps + num_accepted, num_steps),
+        tokens_per_round=_share(sum(f.num_tokens for f in figures), sum(f.num_rounds for f in figures)),
         mean_verify_ms=mean(lambda f: f.mean_verify_ms),
         mean_step_ms=mean(lambda f: f.mean_step_ms),
         mean_build_ms=mean(lambda f: f.mean_build_ms),

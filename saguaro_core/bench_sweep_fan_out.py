@@ -12,7 +12,16 @@ from saguaro_core.bench_table import number, percent
 from saguaro_core.fan_out import CacheState, geometric_fan_out, uniform_fan_out
 
 BUDGETS = (2, 4, 8, 12, 16, 24)
-_HEAD = ("shape", "budget", "hit rate", "predicted", "after a hit", "after a miss", "tokens/round", "tokens/s")
+_HEAD = (
+    "shape",
+    "budget",
+    "hit rate",
+    "predicted",
+    "after a hit",
+    "after a miss",
+    "tokens/speculated round",
+    "tokens/s",
+)
 
 
 class FanOutSweep:

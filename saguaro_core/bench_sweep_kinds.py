@@ -39,7 +39,7 @@ class SaguaroSweep:
 
     def report(self, plan: SweepPlan, runs: Runs) -> SweepReport:
         """Acceptance and hit rate side by side; what C is refused for is said below."""
-        head = ("C", "acceptance", "hit rate", "tokens/round", "tokens/s")
+        head = ("C", "acceptance", "hit rate", "tokens/speculated round", "tokens/s")
         rows = [
             [
                 name,

@@ -73,7 +73,7 @@ def _mode_row(mode: Mode, run: Decoded, expected: tuple[int, ...], setting: Sett
     problems.expect(run.token_ids == expected, "the answer is not the script's")
     parts = [f"{_show(figures.decode_tokens_per_second)} tokens/s", f"verify {_show(figures.mean_verify_ms)} ms"]
     if mode != "ar":
-        parts.append(f"{_show(figures.mean_acceptance_length)} tokens per round (forced)")
+        parts.append(f"{_show(figures.mean_acceptance_length)} tokens per speculated round (forced)")
     if mode == "sd":
         parts.append(f"draft step {_show(figures.mean_step_ms)} ms")
     if mode == "ssd":

@@ -70,7 +70,7 @@ def _modes_table(found: Mapping[Mode, Scenario], seed: int) -> str:
                 result.tokens_per_second_per_device,
             ]
         )
-    header = ["", "tokens/s", "speed model", "difference", "to AR", "to SD", "tokens/round", "hits", "waiting"]
+    header = ["", "tokens/s", "speed model", "difference", "to AR", "to SD", "tokens/round, all", "hits", "waiting"]
     return table([*header, "per sequence", "per device"], rows)
 
 
@@ -125,7 +125,7 @@ def _projection(found: Mapping[Mode, Scenario], acceptances: Sequence[float], se
         chances = Chances.alike(acceptance, power_law_r=fitted)
         better = {mode: replace(scenario, chances=chances) for mode, scenario in found.items()}
         rows.append(_projected(f"{acceptance:g}", better, seed))
-    header = ["acceptance", "accepted/drafted", "tokens/round", "hits"]
+    header = ["acceptance", "accepted/drafted", "tokens/round, all", "hits"]
     for fast, slow in RATIOS:
         header += [f"{fast.upper()}/{slow.upper()}", "simulated"]
     note = f"power law r = {fitted:.2f}, fitted to the measured hit rate and kept\n"

@@ -178,7 +178,7 @@ def _explaining(pairs: Sequence[Pair], simulated: Sequence[Mapping[Mode, SimResu
         if both:
             name = mode.upper()
             rows += [
-                _means(f"{name}, tokens per round", both, _measured_tokens, lambda r: r.tokens_per_round),
+                _means(f"{name}, tokens per round, all", both, _measured_tokens, lambda r: r.tokens_per_round),
                 _means(f"{name}, wait per round, ms", both, lambda f: f.mean_wait_ms, lambda r: r.mean_wait_ms),
             ]
         if both and mode == "ssd":

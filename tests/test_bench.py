@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 from scripted_bench import INFO, PACE, SPEED, Outcome, ScriptedEngine, command_line
 
+from saguaro_core.bench_measure import Measurement
+from saguaro_core.bench_report import summarise_column
 from saguaro_core.config import GenerationRequest, Mode, Placement
+from saguaro_core.events import RunFinished
 from saguaro_core.prompts import PROMPTS, WARM_UP
+from saguaro_core.run_figures import RunFigures
 
 
 @pytest.fixture
@@ -111,7 +115,8 @@ def test_the_table_shows_every_figure(bench: Callable[..., Outcome]) -> None:
     assert row(out, " ") == ["AR", "SD", "SSD"]
     assert row(out, "acceptance") == ["n/a", "100%", "100%"]
     assert row(out, "cache hit rate") == ["n/a", "n/a", "100%"]
-    assert row(out, "tokens per round") == ["n/a", "2.00", "2.00"]
+    assert row(out, "tokens per speculated round") == ["n/a", "2.00", "2.00"]
+    assert row(out, "tokens per round, all") == ["1.00", "2.00", "2.00"]
     assert row(out, "verify, mean ms") == ["20.0", "25.0", "25.0"]
     assert row(out, "draft step, mean ms") == ["n/a", "25.0", "n/a"]
     assert row(out, "cache build, mean ms") == ["n/a", "n/a", "25.0"]
@@ -120,6 +125,15 @@ def test_the_table_shows_every_figure(bench: Callable[..., Outcome]) -> None:
     assert row(out, "ratio to AR [quartiles]")[0] == "1.00"
     assert row(out, "ratio to SD [quartiles]")[:2] == ["1.00", "2.00"]
     assert "same tokens: yes" in out
+
+
+def test_plain_rounds_count_only_where_the_name_says_all() -> None:
+    figures = RunFigures(
+        num_tokens=30, num_rounds=20, num_spec_steps=10, num_draft_tokens=40, num_accepted_draft_tokens=10
+    )
+    finished = replace(RunFinished.unstarted("r"), figures=figures)
+    summary = summarise_column([Measurement(mode="ssd", column="ssd", prompt=0, repeat=0, finished=finished)])
+    assert (summary.mean_acceptance_length, summary.tokens_per_round) == (2.0, 1.5)
 
 
 def test_different_tokens_are_reported_with_their_place_and_do_not_fail(bench: Callable[..., Outcome]) -> None:

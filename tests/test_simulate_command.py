@@ -101,7 +101,7 @@ def test_a_benchmarks_file_is_simulated_as_it_was_measured(bench_file: Path) -> 
         assert rows[name].simulated == pytest.approx(value, rel=0.02)
         assert rows[name].predicted == pytest.approx(value, rel=0.02)
     assert rows["SSD, hit rate"].simulated == 1.0
-    assert rows["SSD, tokens per round"].simulated == pytest.approx(2.0, rel=0.03)
+    assert rows["SSD, tokens per round, all"].simulated == pytest.approx(2.0, rel=0.03)
 
 
 def test_how_long_ssd_waited_and_how_fast_it_was_do_not_go_in(bench_file: Path) -> None:
