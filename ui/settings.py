@@ -49,7 +49,9 @@ class CompareSettings:
 
     def __post_init__(self) -> None:
         check_text("system_prompt", self.system_prompt)
-        if not isinstance(self.modes, tuple) or not self.modes or not set(self.modes) <= set(MODES):
+        if self.modes == ():
+            raise InvalidRequest("modes is empty: choose at least one lane, AR, SD or SSD.")
+        if not isinstance(self.modes, tuple) or not set(self.modes) <= set(MODES):
             raise InvalidRequest(f"modes is {self.modes!r}: choose one or more of {', '.join(MODES)}.")
 
     @classmethod
@@ -63,6 +65,8 @@ class CompareSettings:
             if name not in NAMES:
                 raise InvalidRequest(f"setting {name!r} is {data[name]!r}: known settings: {', '.join(NAMES)}.")
         modes = data.get("modes", MODES)
+        if isinstance(modes, str):
+            raise InvalidRequest(f"modes is {modes!r}: give a list, such as ['ssd'].")
         if isinstance(modes, (list, tuple)) and all(isinstance(mode, str) for mode in modes):
             unknown = [mode for mode in modes if mode not in MODES]
             modes = tuple(mode for mode in MODES if mode in modes) if not unknown else tuple(modes)
