@@ -210,7 +210,8 @@ class GenerationRequest:
         _require(bool(self.messages), "messages", self.messages, "give at least one user message.")
         last = self.messages[-1]
         _require(last.role == "user", "the last message's role", last.role, "the last turn must be the user's.")
-        _require(bool(last.content.strip()), "the prompt", last.content, "write something to answer.")
+        if not last.content.strip():
+            raise InvalidRequest("The prompt is empty: write something to answer.")
 
     def settings(self) -> dict[str, Any]:
         """Everything that shapes the answer, as plain JSON data (the prompt is stored beside it)."""

@@ -245,7 +245,7 @@ def test_compare_needs_no_settings(client: Client) -> None:
 @pytest.mark.parametrize(
     ("message", "settings", "error"),
     [
-        ("  ", None, "the prompt is '  '"),
+        ("  ", None, "The prompt is empty"),
         ("hi", {"lookahead": 99}, "lookahead is 99: give a whole number from 1 to 16"),
         ("hi", {"lookahed": 3}, "setting 'lookahed' is 3: known settings"),
         (7, None, "the prompt is 7"),

@@ -92,8 +92,8 @@ def test_bad_settings_are_refused_by_name_with_a_remedy(flat: Any, message: str)
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("", "the prompt"),
-        ("  \n", "the prompt"),
+        ("", r"^The prompt is empty: write something to answer\.$"),
+        ("  \n", "The prompt is empty"),
         ("\ud800", "half of a character"),
         ("x" * 200_001, "200001 characters"),
     ],

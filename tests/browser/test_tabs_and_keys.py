@@ -123,7 +123,7 @@ def test_bad_settings_are_named_on_the_page_and_nothing_is_stored(
     page.get_by_text("More", exact=True).click()
     expect(page.get_by_label("Fix acceptance a")).to_have_value("")
     send(page, "   ")
-    expect(alert).to_contain_text("the prompt is '   '")
+    expect(alert).to_contain_text("The prompt is empty")
     page.get_by_label("Seed").fill("x1")
     send(page, "hello")
     expect(alert).to_contain_text("seed is 'x1': give a whole number from 0 to")
