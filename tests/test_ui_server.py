@@ -15,7 +15,7 @@ import httpx
 import pytest
 from echo_engine import EchoEngine, Script
 from gradio_client import Client
-from gradio_client.exceptions import AppError
+from gradio_client.exceptions import AppError, AuthenticationError
 from pages import ServedPage, served_page
 
 from saguaro_core.errors import InvalidRequest
@@ -285,6 +285,18 @@ def test_a_password_covers_every_route(tmp_path: Path) -> None:
                 assert httpx.get(f"{page.url}/api/status", headers=headers).status_code == 401
             assert httpx.post(f"{page.url}/gradio_api/cancel", json={}).status_code == 401
             assert httpx.get(f"{page.url}/api/status", auth=("ana", "päss")).status_code == 200
+
+
+def test_the_api_takes_the_password_in_the_address_only(tmp_path: Path) -> None:
+    with EchoEngine(Script(rate=None)) as engine:
+        engine.wait_ready(5)
+        with served_page(engine, tmp_path / "saguaro.db", auth=("me", "secret")) as page:
+            client = Client(page.url.replace("://", "://me:secret@"), verbose=False)
+            answer = client.predict("hi", {"max_new_tokens": 5, "modes": ["ar"]}, api_name="/compare")
+            assert answer["lanes"]["ar"]["status"] == "finished"
+            client.close()
+            with pytest.raises(AuthenticationError):
+                Client(page.url, auth=("me", "secret"), verbose=False)
 
 
 @pytest.mark.parametrize(
