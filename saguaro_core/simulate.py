@@ -15,7 +15,7 @@ from saguaro_core.simulate_closed import fit_power_law, speed_model, stationary_
 from saguaro_core.simulate_events import SimEvent
 from saguaro_core.simulate_file import read_benchmark
 from saguaro_core.simulate_model import Chances, Cost, Plan, Scenario, Times
-from saguaro_core.simulate_options import make_parser, scenarios_of, shares
+from saguaro_core.simulate_options import check_options, make_parser, scenarios_of, shares
 from saguaro_core.simulate_paper import HIT_RATE, PAPER, REPRODUCTION, Measured, batch_rows, paper_rows
 from saguaro_core.simulate_run import SimResult, simulate
 from saguaro_core.simulate_table import Cell, percent, relative, table
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answer(options: argparse.Namespace) -> str:
+    check_options(options)
     if options.paper:
         return _paper(options)
     if options.file is not None:
@@ -79,7 +80,7 @@ def _over(value: float, base: float) -> float | None:
 
 
 def _timeline(scenario: Scenario, options: argparse.Namespace) -> list[str]:
-    if options.timeline <= 0:
+    if options.timeline == 0:
         return []
     events: list[SimEvent] = []
     simulate(scenario, seed=options.seed, trace=events.append)

@@ -67,6 +67,16 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     add("--draft-devices", type=int, default=plan.num_draft_devices, help="that share the branches (%(default)s)")
 
 
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse what would be passed over in silence. Raises ValueError that says what to do."""
+    if options.timeline < 0:
+        raise ValueError(f"timeline is {options.timeline}: give a number of events, 0 for none.")
+    if options.paper and options.acceptance is not None:
+        raise ValueError(
+            f"acceptance is {options.acceptance!r}: --paper solves it from the paper's SD; leave one of the two out."
+        )
+
+
 def shares(text: str) -> list[float]:
     """Numbers from 0 to 1 between commas. Raises ValueError that says what to write."""
     try:

@@ -81,6 +81,8 @@ def test_every_input_can_be_given(run: Callable[..., tuple[int, str, str]]) -> N
         (["--link", "-1"], "link time is -1.0"),
         (["--batch-size", "0"], "batch_size is 0"),
         (["--from", "no/such/file"], "cannot be used"),
+        (["--timeline", "-3"], "timeline is -3: give a number of events"),
+        (["--paper", "--acceptance", "0.4"], "acceptance is '0.4': --paper solves it from the paper's SD"),
     ],
 )
 def test_what_cannot_be_used_is_said(
