@@ -1,6 +1,9 @@
 """Batches on the real pair, in its real processes."""
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from engine_runs import STORY, EngineRun, greedy, start_batch, start_run
@@ -12,6 +15,8 @@ from saguaro_core.errors import InvalidRequest
 from saguaro_core.events import RunFinished, RunStarted
 
 pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent
 
 PROMPTS = ("Say hello.", STORY, "What is 3 plus 4?")
 SAMPLINGS = [SamplingParams(temperature=0.8, seed=40 + row, max_new_tokens=16 - row) for row in range(3)]
@@ -67,6 +72,14 @@ def test_a_row_that_cannot_start_says_why_and_the_others_decode(engine: Engine, 
     assert too_long.wait().status == "failed"
     assert "cannot hold it. Shorten the prompt." in (too_long.finished.error or "")
     assert [run.wait().token_ids for run in others] == [run.ids for run in solo[:2]]
+
+
+def test_the_documented_example_runs_as_written(default_target_dir: Path) -> None:
+    code = (ROOT / "docs" / "batches.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert {line.split()[0] for line in result.stdout.splitlines() if line} >= {"first", "second"}
 
 
 def test_what_is_no_batch_is_refused_before_anything_starts(engine: Engine) -> None:
