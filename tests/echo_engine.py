@@ -137,6 +137,6 @@ class EchoEngine:
         )  # fmt: skip
         return EngineInfo(
             target=target, draft=None if self.script.draft_error else draft, draft_error=self.script.draft_error,
-            context_length=8192, num_devices=1 if self.script.draft_error else 2, hardware="Echo CPU, 2 cores",
+            context_length=8192, num_devices=2, hardware="Echo CPU, 2 cores",
             versions={"torch": "2.13.0", "transformers": "5.24.0"}, notes=("scripted answers, no model",),
         )  # fmt: skip

@@ -158,6 +158,8 @@ def test_a_missing_draft_is_said_and_ar_still_answers(
     assert text_of(page, "ssd") == ""
     expect(lane(page, "ssd").locator("dd").nth(3)).to_have_text("n/a")
     page.get_by_role("tab", name="Model").click()
+    expect(page.locator(".model")).to_contain_text("the target's alone at work: SSD needs a draft")
+    expect(page.locator(".model")).not_to_contain_text("2 at work")
     expect(page.locator(".card.bad")).to_contain_text("its tokens differ at id 7")
 
 

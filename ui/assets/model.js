@@ -19,10 +19,14 @@ function missingDraft(info) {
     h("p", {}, "AR works without a draft. SD and SSD need one, and say so in their lanes until the program is started with a draft that fits the target (--draft)."));
 }
 
+function devices(info) {
+  return info.draft ? `${info.num_devices} at work under SSD` : "the target's alone at work: SSD needs a draft";
+}
+
 function machine(info) {
   const versions = Object.entries(info.versions).map(([name, version]) => `${name} ${version}`).join(", ");
   return h("section", { class: "card" }, h("h3", {}, "Machine"), h("p", { class: "card-name" }, info.hardware),
-    rows([["devices", `${info.num_devices} at work under SSD`], ["context", `${info.context_length} tokens for prompt and answer`], ["versions", versions]]),
+    rows([["devices", devices(info)], ["context", `${info.context_length} tokens for prompt and answer`], ["versions", versions]]),
     ...info.notes.map((note) => h("p", { class: "card-note" }, note)));
 }
 
