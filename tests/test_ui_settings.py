@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from saguaro_core.config import MODES, SamplingParams, SpeculationConfig
 from saguaro_core.errors import InvalidRequest
 from ui.handlers import flat_from_form, form_from_flat
-from ui.settings import PRESETS, CompareSettings, without_effect
+from ui.settings import PRESETS, CompareSettings, preset_of, without_effect
 
 FLAT = st.fixed_dictionaries(
     {},
@@ -116,5 +116,9 @@ def test_c_says_where_it_has_no_effect() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_valid(name: str) -> None:
-    CompareSettings.from_flat(PRESETS[name])
+def test_presets_are_valid_and_found_again_in_the_form(name: str) -> None:
+    form = form_from_flat(CompareSettings.from_flat(PRESETS[name]).flat())
+    assert preset_of(form) == name
+    assert preset_of({**form, "seed": "7", "lookahead": 3}) == name  # No preset says anything about these.
+    for setting, value in {"temperature": 1.3, "top_k": "40", "saguaro_c": 0.25, "top_p": None}.items():
+        assert preset_of({**form, setting: value}) == "Custom"

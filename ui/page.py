@@ -13,7 +13,7 @@ from ui.components.panel import create_panel
 from ui.handlers import Handlers
 from ui.history_handlers import HistoryHandlers
 from ui.run_log import StoredRunLog
-from ui.settings import EXAMPLES, PRESETS, without_effect
+from ui.settings import EXAMPLES, PRESET_NAMES, PRESETS, preset_of, without_effect
 
 HEADER = """
 <header class="title">
@@ -85,8 +85,9 @@ def _wire_compare(page: gr.Blocks, compare: ComparePage, handlers: Handlers) -> 
 def _wire_settings(compare: ComparePage) -> None:
     fields = compare.form.fields
 
-    def apply_preset(name: str) -> dict[Any, Any]:
-        return {fields[field]: value for field, value in PRESETS.get(name, {}).items()}
+    def apply_preset(name: str) -> Any:
+        # Custom sets nothing: it is what the form shows.
+        return {fields[field]: value for field, value in PRESETS[name].items()} if name in PRESETS else gr.skip()
 
     def show_c(rule: str, temperature: Any) -> Any:
         reason = without_effect(rule, temperature if isinstance(temperature, (int, float)) else 0)
@@ -95,7 +96,14 @@ def _wire_settings(compare: ComparePage) -> None:
     def show_shape(fan_out: str) -> tuple[Any, Any]:
         return gr.update(visible=fan_out != "list"), gr.update(visible=fan_out == "list")
 
+    def name_preset(*values: Any) -> str:
+        return preset_of(dict(zip(PRESET_NAMES, values, strict=True)))
+
     compare.form.preset.input(apply_preset, compare.form.preset, [*fields.values()], **DIRECT)
+    # After every change, by hand or not: what a preset itself sets is found to be that preset again.
+    preset_fields = [fields[name] for name in PRESET_NAMES]
+    changes = [field.change for field in preset_fields]  # type: ignore[attr-defined]
+    gr.on(changes, name_preset, preset_fields, compare.form.preset, trigger_mode="always_last", **DIRECT)
     for name in ("rule", "temperature"):
         fields[name].change(show_c, [fields["rule"], fields["temperature"]], fields["saguaro_c"], **DIRECT)  # type: ignore[attr-defined]
     fields["fan_out"].change(  # type: ignore[attr-defined]

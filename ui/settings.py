@@ -117,6 +117,25 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "Rejection sampling": {"temperature": 0.8, "rule": "rejection", "top_p": 1.0, "top_k": 0, "saguaro_c": 1.0},
     "Rejection, C = 0.5": {"temperature": 0.8, "rule": "rejection", "top_p": 1.0, "top_k": 0, "saguaro_c": 0.5},
 }
+# The settings that presets set, all the same ones.
+PRESET_NAMES = tuple(PRESETS["Greedy"])
+CUSTOM = "Custom"
+
+
+def preset_of(form: Mapping[str, Any]) -> str:
+    """The preset whose settings the form shows, or Custom. The form has some numbers as texts."""
+    for name, preset in PRESETS.items():
+        if all(_shows(form[setting], value) for setting, value in preset.items()):
+            return name
+    return CUSTOM
+
+
+def _shows(shown: Any, value: Any) -> bool:
+    try:
+        return bool(shown == value or float(shown) == value)
+    except (TypeError, ValueError):  # No number.
+        return False
+
 
 EXAMPLES: Mapping[str, str] = {
     "Predictable": "Write a Python function that returns the n-th Fibonacci number, and show how to call it.",

@@ -147,6 +147,37 @@ def test_loading_is_shown_and_a_send_meanwhile_is_refused(
     wait_all(page)
 
 
+def test_the_preset_reads_custom_once_a_value_is_changed_by_hand(
+    serve_echo: Callable[..., ServedPage], open_page: Callable[..., Page]
+) -> None:
+    page = open_page(serve_echo(rate=None).url)
+    preset, temperature = page.locator("#preset input"), page.get_by_label("number input for Temperature")
+
+    def choose(name: str) -> None:
+        preset.click()
+        page.get_by_role("option", name=name, exact=True).click()
+
+    expect(preset).to_have_value("Greedy")
+    for name in ("Rejection, C = 0.5", "Sampled, same tokens", "Rejection sampling"):
+        choose(name)
+        expect(temperature).to_have_value("0.8")
+        page.wait_for_timeout(1000)  # What the preset sets itself must not rename it, however late that is heard.
+        expect(preset).to_have_value(name)
+    page.get_by_label("Seed").fill("7")
+    page.get_by_label("Seed").blur()
+    page.wait_for_timeout(500)
+    expect(preset).to_have_value("Rejection sampling")
+    temperature.fill("0.9")
+    temperature.blur()
+    expect(preset).to_have_value("Custom")
+    choose("Greedy")
+    expect(temperature).to_have_value("0")
+    page.get_by_role("radio", name="Rejection").check()
+    expect(preset).to_have_value("Custom")
+    page.get_by_role("radio", name="Shared noise").check()
+    expect(preset).to_have_value("Greedy")
+
+
 def test_a_missing_draft_is_said_and_ar_still_answers(
     serve_echo: Callable[..., ServedPage], open_page: Callable[..., Page]
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from saguaro_core.config import MAX_BUDGET, MAX_LOOKAHEAD, MODES
-from ui.settings import PRESETS, CompareSettings, without_effect
+from ui.settings import CUSTOM, PRESETS, CompareSettings, without_effect
 
 LANE_CHOICES = [("AR", "ar"), ("SD", "sd"), ("SSD", "ssd")]
 
@@ -26,7 +26,7 @@ class SettingsForm:
 def create_settings_form() -> SettingsForm:
     values = CompareSettings().flat()
     with gr.Column(elem_id="settings-panel"):
-        preset = gr.Dropdown([*PRESETS], value="Greedy", label="Preset", elem_id="preset")
+        preset = gr.Dropdown([*PRESETS, CUSTOM], value="Greedy", label="Preset", elem_id="preset")
         fields: dict[str, gr.components.Component] = {
             "modes": gr.CheckboxGroup(LANE_CHOICES, value=[*MODES], label="Lanes"),
             **_sampling(values),
