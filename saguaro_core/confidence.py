@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 _NUM_RANGES = 5
 _PRIOR_WEIGHT = 8.0
+# What was seen fades with each verdict, so that a range of q that is no longer served is tried again.
+_MEMORY = 0.995
 _LEAST, _MOST = 0.02, 0.98
 
 
@@ -15,7 +17,7 @@ class Confidence:
     """Turns q of a drafted token into the probability that it is accepted, given that those before it are."""
 
     def __init__(self) -> None:
-        self._surplus, self._seen = [0.0] * _NUM_RANGES, [0] * _NUM_RANGES
+        self._surplus, self._seen = [0.0] * _NUM_RANGES, [0.0] * _NUM_RANGES
 
     def acceptance(self, q: float) -> float:
         """Probability of acceptance, kept off 0 and 1."""
@@ -25,6 +27,8 @@ class Confidence:
 
     def observe(self, q: Sequence[float], accepted: int) -> None:
         """Count a verdict on drafted tokens: the first `accepted` stand, one after them did not."""
+        self._surplus = [_MEMORY * surplus for surplus in self._surplus]
+        self._seen = [_MEMORY * seen for seen in self._seen]
         for place, value in enumerate(q[: accepted + 1]):
             index = _range(value)
             self._seen[index] += 1

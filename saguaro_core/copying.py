@@ -10,6 +10,7 @@ counts for the copy by the share of its probability that came from it. A draft t
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from saguaro_core.scores import with_point_masses
 # observations that is worth.
 _PRIOR_SHARES = (0.2, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8)
 _PRIOR_WEIGHT = 8.0
+assert len(_PRIOR_SHARES) == MAX_NGRAM
 # Where a copy is right the draft often knows the token, too: weights begin below the shares.
 _FIRST_WEIGHTS = tuple(0.6 * share for share in _PRIOR_SHARES)
 _FIRST_WEIGHT = 4.0
@@ -37,6 +39,12 @@ class CopyWeights:
         first = _FIRST_WEIGHT * _FIRST_WEIGHTS[n - 1]
         return (self._copied[n - 1] + first) / (self._seen[n - 1] + _FIRST_WEIGHT)
 
+    def copy(self) -> Self:
+        """The same weights, to be taught on their own."""
+        other = type(self)()
+        other._copied, other._seen = list(self._copied), list(self._seen)
+        return other
+
     def observe(self, n: int, responsibility: float) -> None:
         """Count a verdict on a mixture: the probability that its token came from the copy."""
         if self._seen[n - 1] >= _LONGEST_MEMORY:
@@ -50,7 +58,7 @@ class CopyGuide:
     """Mixes copies into the draft's logits for one request; `ngrams` is the text so far, which others extend.
 
     column_of: the column of each target id in the draft's head; what the head lacks cannot be mixed in. temperature:
-    the run's, 1 for a greedy run. weights: what earlier answers taught; it is changed.
+    the run's, 1 for a greedy run. weights: what earlier answers taught; they go on learning here.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ CacheState = Literal["hit", "miss"]
 
 def acceptance_probabilities(acceptance: float, lookahead: int) -> list[float]:
     """P(k) for k = 0..K: a^k (1 - a) below K, a^K at K."""
-    return [acceptance**k * (1 - acceptance) for k in range(lookahead)] + [acceptance**lookahead]
+    return length_probabilities([acceptance] * lookahead)
 
 
 def uniform_fan_out(lookahead: int, budget: int) -> tuple[int, ...]:

@@ -11,6 +11,13 @@ def _is_plain(scores: Tensor) -> bool:
     return scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.is_contiguous()
 
 
+def prepare() -> None:
+    """Compile the loops now, or read them from their cache: the first run must not wait for that."""
+    few = torch.zeros(1, 8)
+    largest(few, 1)
+    with_point_masses(few, [0], [0], [0.5])
+
+
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of each row of scores [m, n], falling: values and indices, [m, count] each."""
     if not _is_plain(scores):
@@ -35,7 +42,28 @@ def probabilities_of(scores: Tensor, columns: list[int], temperature: float = 1.
     """softmax(scores / temperature) at one column of each row of scores [m, n]."""
     column = torch.tensor(columns, device=scores.device).unsqueeze(-1)
     chosen = scores.gather(-1, column).squeeze(-1) / temperature
-    found: list[float] = (chosen - log_totals(scores, temperature)).exp().tolist()
+    return _probabilities(chosen, log_totals(scores, temperature))
+
+
+def likeliest(
+    scores: Tensor, columns: list[int], count: int, temperature: float = 1.0
+) -> tuple[list[float], list[list[tuple[int, float]]]]:
+    """softmax(scores / temperature) of scores [m, n] at one column of each row, and at its `count` largest, as
+    (column, probability).
+    """
+    totals = log_totals(scores, temperature)
+    column = torch.tensor(columns, device=scores.device).unsqueeze(-1)
+    p = _probabilities(scores.gather(-1, column).squeeze(-1) / temperature, totals)
+    if count == 0:
+        return p, [[] for _ in p]
+    values, indices = largest(scores, min(count, scores.shape[-1]))
+    best = (values / temperature - totals.unsqueeze(-1)).clamp(max=0.0).exp()
+    return p, [list(zip(*row, strict=True)) for row in zip(indices.tolist(), best.tolist(), strict=True)]
+
+
+def _probabilities(scaled: Tensor, totals: Tensor) -> list[float]:
+    # Scale and total are rounded apart, which must not make more than 1 of a sure token.
+    found: list[float] = (scaled - totals).clamp(max=0.0).exp().tolist()
     return found
 
 

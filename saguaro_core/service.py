@@ -149,7 +149,7 @@ class RunTimes:
         step = 2.0 * self.step_seconds * self.waiting
         drafted = 0.0
         if source is not None:
-            drafted = reached * max(share, self.acceptance(source)) - rate * (step + self.row_seconds)
+            drafted = reached * self.acceptance(source) - rate * (step + self.row_seconds)
         if max(guess, drafted) <= 0.0:
             return "nothing"
         return "guess" if guess >= drafted else "drafted"

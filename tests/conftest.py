@@ -26,8 +26,9 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 
 # Files whose tests start engines, browsers or programs of their own: two at a time would only wait for each other.
 _ALONE = (
-    *("app", "bench_command", "bench_profile", "engine_", "fetch", "gpu_check", "interruptions", "models_load"),
-    *("page_cost", "peers_", "prefix_reuse", "setup", "simulate_command", "storage_crash", "storage_failures"),
+    *("app", "bench_command", "bench_memory", "bench_profile", "engine_", "fetch", "gpu_check", "interruptions"),
+    *("messages", "models_load", "page_cost", "peers_", "prefix_reuse", "setup", "simulate_command", "storage_crash"),
+    "storage_failures",
 )
 
 settings.register_profile("local", deadline=None)

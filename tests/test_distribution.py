@@ -8,7 +8,8 @@ acceptance would not be). All answers of a configuration come from one pair of m
 the caches.
 """
 
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -23,9 +24,10 @@ from scripted import ScriptedRunner, markov
 import saguaro_core.verification as verification
 from saguaro_core.checks.chi_square import FALSE_ALARM, histogram_p_value, transitions_p_value
 from saguaro_core.config import Mode, SamplingParams, SpeculationConfig
+from saguaro_core.copying import CopyWeights
 from saguaro_core.draft.speculator import Speculator
 from saguaro_core.sampling import Processing, Stream, process_logits, uniforms
-from saguaro_core.verification import Outcome
+from saguaro_core.verification import DraftDistributions, Outcome
 
 P = [
     [0.40, 0.25, 0.20, 0.10, 0.05],
@@ -69,6 +71,11 @@ CONFIGURATIONS: dict[str, tuple[Mode, dict[str, Any], dict[str, Any]]] = {
     "ssd shared noise neural": ("ssd", {}, {"budget": 4}),
     "ssd shared noise fast": ("ssd", {}, {"budget": 4, "fallback": "fast"}),
     "ssd shared noise top-k top-p": ("ssd", {"top_k": 4, "top_p": 0.85, "temperature": 1.3}, {"budget": 4}),
+    # The default pair's draft has such a head: some of the target's tokens, in an order of their own.
+    "sd rejection trimmed head": ("sd", {}, {**REJECTION, "columns": [3, 0, 2]}),
+    "ssd rejection trimmed head": ("ssd", {}, {**REJECTION, "budget": 6, "columns": [3, 0, 2]}),
+    # A draft so slow that what the text alone suggests is worth more.
+    "ssd shared noise guesses": ("ssd", {"max_new_tokens": 4 * NUM_TOKENS}, {"budget": 4, "seconds": 0.001}),
     "ssd rejection partial caches": ("ssd", {}, {**REJECTION, "budget": 6, "lookahead": 4}),
     "ssd shared noise partial speculations": ("ssd", {}, {"budget": 6, "lookahead": 4, "service": "ready"}),
 }
@@ -92,6 +99,16 @@ def processed_rows(sampling: SamplingParams) -> list[list[float]]:
     return rows
 
 
+def drafting(rows: list[list[float]], columns: list[int] | None, seconds: float) -> ScriptedRunner:
+    """A draft whose head has these columns, and that takes so long for a forward."""
+    full, kept = markov(rows), columns or list(range(5))
+    return ScriptedRunner(
+        lambda history: [full(history)[token] for token in kept],
+        len(kept),
+        on_forward=lambda number: time.sleep(seconds),
+    )
+
+
 def answers(
     mode: Mode,
     sampling: dict[str, Any],
@@ -100,9 +117,16 @@ def answers(
     draft: list[list[float]] = Q,
 ) -> list[LocalRun]:
     passes = (lambda number: 1 + number % 4) if speculation.get("lookahead") == 4 else (lambda number: 100)
+    columns = speculation.get("columns")
     engine = LocalEngine(
-        ScriptedRunner(markov(P), 5), ScriptedRunner(markov(draft), 5), passes=passes, num_alternatives=0, is_warm=True
+        ScriptedRunner(markov(P), 5),
+        drafting(draft, columns, speculation.get("seconds", 0.0)),
+        draft_token_ids=columns,
+        passes=passes,
+        num_alternatives=0,
+        is_warm=True,
     )
+    speculation = {name: value for name, value in speculation.items() if name not in ("columns", "seconds")}
     runs = []
     for seed in range(count * NUM_TOKENS // sampling.get("max_new_tokens", NUM_TOKENS)):
         params = SamplingParams.from_mapping(
@@ -181,6 +205,20 @@ def test_partial_speculations_were_tested() -> None:
         assert {kind for _, kind in served} - {"plain"} == {kind for _, kind in wanted} | {"full"}
 
 
+def test_guesses_by_the_text_alone_were_tested() -> None:
+    tokens = [token for run in right_answers("ssd shared noise guesses") for token in run.tokens]
+    guessed = Counter(token.origin for token in tokens if token.origin in ("cache_hit", "fallback") and token.q is None)
+    assert min(guessed["cache_hit"], guessed["fallback"]) >= 20, guessed
+
+
+def test_without_the_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What GPUs run: copies mixed in by torch."""
+    monkeypatch.setattr("saguaro_core.scores._is_plain", lambda scores: False)
+    mode, sampling, speculation = CONFIGURATIONS["sd rejection"]
+    runs = answers(mode, sampling, speculation, NUM_ANSWERS)
+    assert smallest_p_value(runs, processed_rows(SamplingParams(temperature=1.0))) > FALSE_ALARM
+
+
 def test_the_prompt_was_read_once() -> None:
     for mode in ("ar", "ssd"):
         runs = answers(mode, {}, {}, 3)
@@ -220,6 +258,7 @@ class TestNegativeControls:
             return replace(sent, distributions=q.tobytes() if sent.distributions else b"")
 
         monkeypatch.setattr(Speculator, "_pack", wrong)
+        monkeypatch.setattr(CopyWeights, "weight", lambda self, n: 0.6)
         assert self.is_caught("sd rejection")
         assert not self.is_caught("sd rejection without copies"), "without copies this changes nothing"
 
@@ -254,6 +293,16 @@ class TestNegativeControls:
 
         monkeypatch.setattr("saguaro_core.decoding.target.verify_coupled", wrong)
         assert self.is_caught("ssd shared noise neural")
+        assert self.is_caught("ssd shared noise guesses")
+
+    def test_a_trimmed_head_read_as_if_it_were_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        right = DraftDistributions.over_vocabulary
+
+        def wrong(self, vocabulary_size, device):  # type: ignore[no-untyped-def]
+            return right(replace(self, token_ids=None), vocabulary_size, device)
+
+        monkeypatch.setattr(DraftDistributions, "over_vocabulary", wrong)
+        assert self.is_caught("sd rejection trimmed head")
 
     def test_one_seed_for_drafting_and_accepting(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def wrong(seed: int, stream: Stream, position: int, count: int, lane: int = 0) -> Any:

@@ -1,7 +1,7 @@
 """Work that is left between two parts of a forward: gone on with, finished or dropped, as the verdict wants."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from saguaro_core.draft.process import DraftServer
 from saguaro_core.draft.speculator import Speculator
 from saguaro_core.models.runner import DivisibleRunner, ForwardBatch, Parts, trunk_batch
 from saguaro_core.models.steps import Job, Steps
+from saguaro_core.service import MIN_ROUNDS
 
 V, K = 24, 4
 PROMPT = (3, 1, 4, 1, 5)
@@ -23,12 +24,13 @@ PROMPT = (3, 1, 4, 1, 5)
 
 @dataclass
 class PartedRunner(ScriptedRunner):
-    """A ScriptedRunner whose forwards come in four parts, of which the last writes and reads."""
+    """A ScriptedRunner whose forwards come in four parts. Like layers, the first ones leave slots half written."""
 
     num_parts: int = 4
 
     def forward_in_parts(self, batch: ForwardBatch) -> Parts:
         for _ in range(self.num_parts - 1):
+            self.slots |= {(0, slot): (10**6, V) for slot in batch.slots[0].tolist()}
             yield
         return self.forward(batch)
 
@@ -59,12 +61,12 @@ class TestJob:
         assert shares == [0.25, 0.5, 0.75] * 2
         assert runner.num_forwards == 2
 
-    def test_what_is_dropped_is_never_written(self) -> None:
+    def test_what_is_dropped_goes_no_further(self) -> None:
         runner = parted()
         job = Job(runner, two_forwards())
         assert not job.go_on(lambda: False)
         job.drop()
-        assert (runner.num_forwards, runner.slots) == (0, {})
+        assert runner.num_forwards == 0
 
     def test_an_error_in_a_forward_is_the_jobs(self) -> None:
         def fail(number: int) -> None:
@@ -191,6 +193,39 @@ class TestVerdicts:
         assert subject.server._unfinished is None
         again = subject.send(subject.begin, 1)
         assert isinstance(again, Speculation)
-        fresh = Interrupted().send(subject.begin, 1)
+        # The next one comes while a pass of the last is under way.
+        other = replace(subject.begin, epoch=2, prompt_token_ids=(7, 7, 2))
+        answer, fresh = subject.send(other, after=3), Interrupted().send(other, 1)
+        assert isinstance(answer, Speculation)
         assert isinstance(fresh, Speculation)
-        assert again.token_ids == fresh.token_ids
+        assert answer.token_ids == fresh.token_ids
+        assert subject.server._unfinished is None
+
+    @pytest.mark.parametrize(("rate", "is_finished"), [(0.001, True), (10**6, False)])
+    def test_a_pass_is_finished_for_the_branch_that_is_asked_for_if_that_pays(
+        self, rate: float, is_finished: bool
+    ) -> None:
+        subject = Interrupted(deepening="all", fan_out="uniform")
+        subject.send(subject.begin, 1)
+        for _ in range(MIN_ROUNDS + 1):
+            drafted = subject.speculator.drafted.token_ids
+            subject.verdict(len(drafted), subject.likely(), 10**6)
+        times = subject.speculator.lessons.times
+        times.verify.add(4, 1.0)
+        for _ in range(MIN_ROUNDS):
+            times.verify.add(4, 1.0)
+        times._tokens, times._seconds = rate, 1.0
+        subject.server._build()  # The trunk.
+        subject.server._build()  # A first token for every branch.
+        drafted, forwards = subject.speculator.drafted.token_ids, subject.runner.num_forwards
+        subject.link.outbox.clear()
+        answer = subject.verdict(len(drafted), subject.likely(), after=2)
+        assert answer.cache == "hit"
+        assert (subject.runner.num_forwards > forwards) is is_finished
+
+    def test_ready_serves_what_is_there_but_lets_a_branch_get_its_first_token(self) -> None:
+        subject = Interrupted(service="ready", deepening="all", fan_out="uniform")
+        subject.send(subject.begin, 1)
+        subject.server._build()
+        drafted = subject.speculator.drafted.token_ids
+        assert subject.verdict(len(drafted), subject.likely(), after=2).cache == "hit"

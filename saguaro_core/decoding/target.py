@@ -9,7 +9,7 @@ from saguaro_core.config import SamplingParams, VerificationRule
 from saguaro_core.decoding.sources import Proposal
 from saguaro_core.models.runner import ForwardBatch, Runner, trunk_batch
 from saguaro_core.sampling import GumbelNoise, Processing, Stream, process_logits, uniforms
-from saguaro_core.scores import largest, log_totals, probabilities_of
+from saguaro_core.scores import likeliest
 from saguaro_core.trunk import Trunk
 from saguaro_core.verification import Outcome, verify_coupled, verify_rejection
 
@@ -98,12 +98,7 @@ class Verifier:
         temperature (1 for a greedy run), before top-k and top-p. This is what is shown, not what is drawn from.
         """
         temperature = 1.0 if self.processing.is_greedy else self.processing.temperature
-        p = probabilities_of(logits, token_ids, temperature)
-        if count == 0:
-            return p, [[] for _ in p]
-        values, indices = largest(logits, min(count, logits.shape[-1]))
-        best = (values / temperature - log_totals(logits, temperature).unsqueeze(-1)).exp()
-        return p, [list(zip(*row, strict=True)) for row in zip(indices.tolist(), best.tolist(), strict=True)]
+        return likeliest(logits, token_ids, count, temperature)
 
 
 def _uniforms_at(seed: int, stream: Stream, first: int, count: int) -> list[float]:

@@ -10,13 +10,13 @@ def build_job(speculator: Speculator) -> Job[bool]:
     return Job(speculator.runner, speculator.build_in_steps())
 
 
-def settle(speculator: Speculator, unfinished: Job[bool], outcome: Outcome) -> None:
-    """Finish the step if it gives the branch that is now asked for another token and that is worth the time; else drop
-    it.
+def settle(speculator: Speculator, unfinished: Job[bool], outcome: Outcome, lookahead: int) -> None:
+    """Finish the step if it gives the branch that is now asked for another token, of at most `lookahead`, and that is
+    worth the time; else drop it.
     """
     branches, rows = speculator.branches, speculator.next_rows
     branch = branches.cache.lookup(outcome, least=0)
-    if branch is not None and branch in rows:
+    if branch is not None and branch in rows and branches.cache.lengths[branch] < lookahead:
         done = unfinished.share_done
         is_wanted = speculator.lessons.is_worth_finishing(branches, branch, len(rows), done)
     else:  # Where tokens are drawn a cache must have been planted, whatever the times.

@@ -121,8 +121,13 @@ class Lessons:
         return not is_by_token and self.chooser.choose() == "fast"
 
     @property
-    def guesses(self) -> bool:
-        """Whether the draft's tokens after a miss may be followed, or replaced, by guesses."""
+    def guesses_after_hit(self) -> bool:
+        """Whether guesses may stand behind the tokens of a branch."""
+        return self._service == "auto"
+
+    @property
+    def guesses_after_miss(self) -> bool:
+        """Whether guesses may stand behind the draft's tokens, or in their place."""
         return self._service == "auto" and self.chooser.policy == "auto"
 
     def likely_outcomes(
@@ -163,7 +168,8 @@ class Lessons:
         for now.
         """
         if self._service != "auto" or self.times.rate is None:
-            return self._service != "ready"
+            # What is ready is served as it is, but without its first token a branch is none.
+            return self._service != "ready" or branches.cache.lengths[branch] == 0
         seconds = self.times.branch_pass.seconds(num_rows) * (1.0 - share_done)
         return self._next_token(branches, branch) > self.times.rate * (seconds + self.times.row_seconds)
 

@@ -17,6 +17,7 @@ from saguaro_core.draft.messages import (
     Begin,
     DraftFailed,
     DraftLoaded,
+    DraftSpan,
     End,
     Ended,
     LoadDraft,
@@ -91,9 +92,10 @@ class DraftServer:
             case Verified() if message.epoch == self.epoch:
                 self.link.send(self._verified(speculator, message))
             case End():
-                self._drop_unfinished()
-                spans = speculator.end() if message.epoch == self.epoch else ()
-                self.epoch = None
+                spans: tuple[DraftSpan, ...] = ()
+                if message.epoch == self.epoch:
+                    self._drop_unfinished()
+                    spans, self.epoch = speculator.end(), None
                 self.link.send(Ended(epoch=message.epoch, spans=spans))
             case BatchTurn() if self.batch is not None:
                 answer = self.batch.take(message)
@@ -106,7 +108,7 @@ class DraftServer:
         outcome = Outcome(message.accepted, message.bonus_token_id)
         job, self._unfinished = self._unfinished, None
         if job is not None:
-            settle(speculator, job, outcome)
+            settle(speculator, job, outcome, message.lookahead)
         return speculator.verified(message.round_index, outcome, message.lookahead, message.verify_seconds)
 
     def _load(self, message: LoadDraft) -> None:
@@ -119,6 +121,7 @@ class DraftServer:
             compile_shapes=message.compile_shapes,
             cpu_weights=message.cpu_weights,
         )
+        self._drop_unfinished()
         device = torch.device(message.device)
         make_speculator = partial(Speculator, token_ids=draft.token_ids, device=device)
         self.speculator = make_speculator(draft.runner)

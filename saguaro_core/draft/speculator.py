@@ -189,10 +189,8 @@ class Speculator:
         kind: FallbackKind = "none"
         if drafted.token_ids and drafted.source is not None and drafted.source != "hit":
             kind = drafted.source
-        if kind != "none" or drafted.source is None:  # A draft that was not asked says nothing about either backup.
-            self.chooser.observe_fallback("neural" if kind == "neural" else "fast", self.clock() - started)
-        else:
-            self.chooser.observe_fallback(None, 0.0)
+        # A round without a speculation counts as the fast backup's, which may find nothing.
+        self.chooser.observe_fallback("neural" if kind == "neural" else "fast", self.clock() - started)
         return kind, drafted
 
     def _look_up(self, count: int) -> Drafted:
@@ -219,15 +217,17 @@ class Speculator:
     def _guess(self, drafted: Drafted) -> Guess | None:
         """What the text alone suggests after a speculation, where that is wanted."""
         is_hit = drafted.source == "hit"
-        if self.request.mode == "sd" or self.proposer.draws_tokens or not (is_hit or self.lessons.guesses):
+        if not (self.lessons.guesses_after_hit if is_hit else self.lessons.guesses_after_miss):
             return None
-        return self.memory.guess(self.context + drafted.token_ids, after_hit=is_hit)
+        return self.memory.guess([*self.context[-MAX_NGRAM:], *drafted.token_ids], after_hit=is_hit)
 
     def _draft(self, drafted: Drafted, place: Place) -> Steps[None]:
         """One more token of the draft."""
-        started, text = self.clock(), self.context + drafted.token_ids
-        logits = self.memory.mix((yield from self._forward(text[self.cached :], 1)), text)
-        drafted.add(self.proposer, self.proposer.draw(logits, [len(text)], [place]), 0)
+        started, position = self.clock(), len(self.context) + len(drafted.token_ids)
+        missing = [*self.context[self.cached :], *drafted.token_ids[max(0, self.cached - len(self.context)) :]]
+        logits = yield from self._forward(missing, 1)
+        logits = self.memory.mix_tails(logits, [[*self.context[-MAX_NGRAM:], *drafted.token_ids]])
+        drafted.add(self.proposer, self.proposer.draw(logits, [position], [place]), 0)
         ended = self.clock()
         self.times.observe_step(ended - started)
         if self.request.mode == "sd":

@@ -22,12 +22,24 @@ class Guess:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Experience:
-    """What answers taught about the target and the draft; it outlives requests."""
+    """What answers taught about the target and the draft; it outlives requests.
+
+    As with pairs, what an answer taught counts from the next prompt on, so that the lanes of a comparison start alike.
+    """
 
     pairs: PairMemory = field(default_factory=PairMemory)
-    weights: CopyWeights = field(default_factory=CopyWeights)
+    _settled: CopyWeights = field(default_factory=CopyWeights)
+    _latest: CopyWeights = field(default_factory=CopyWeights)
+    _prompt: tuple[int, ...] = ()
+
+    def weights(self, prompt: Sequence[int]) -> CopyWeights:
+        """Weights for an answer to `prompt`."""
+        if tuple(prompt) != self._prompt:
+            self._prompt, self._settled = tuple(prompt), self._latest
+        self._latest = self._settled.copy()
+        return self._latest
 
 
 class TextMemory:
@@ -39,7 +51,7 @@ class TextMemory:
 
     def __init__(self, prompt: Sequence[int], experience: Experience, proposer: Proposer, *, copying: bool) -> None:
         self._backup = FastBackup(prompt, experience.pairs, alone=proposer.draws_tokens)
-        weights = CopyWeights() if proposer.draws_tokens else experience.weights
+        weights = CopyWeights() if proposer.draws_tokens else experience.weights(prompt)
         processing = proposer.processing
         temperature = 1.0 if processing.is_greedy else processing.temperature
         self._guide = CopyGuide(self._backup.ngrams, proposer.column_of, temperature, weights)

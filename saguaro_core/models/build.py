@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from saguaro_core import scores
 from saguaro_core.config import CpuWeights
 from saguaro_core.models.attention import use_slotted_attention
 from saguaro_core.models.fixed_shape import FixedShapeRunner
@@ -105,6 +106,7 @@ def _count(model: PreTrainedModel) -> int:
 def _build(loaded: Loaded, plan: DevicePlan, compile_shapes: bool, cpu_weights: CpuWeights) -> _Built:
     """Make a model fast for its device: the compiled decoder on CPUs where it fits, else torch."""
     if plan.is_cpu:
+        scores.prepare()
         native = try_native(
             loaded.model,
             loaded.quantised,
