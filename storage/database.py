@@ -38,9 +38,11 @@ def open_for_writing(path: Path, busy_timeout: float = 1.0) -> Database:
     """Open (or create) the log with the newest schema, WAL and foreign keys on.
 
     Raises SchemaRefused, before anything is changed, for a newer log or another program's file, and the plain
-    sqlite3.Error or OSError for what may pass: a lock, a full disk, missing rights.
+    sqlite3.Error, OSError or StorageError for what may pass: a lock, a full disk, missing rights, a folder there.
     """
     _require_sqlite()
+    if path.is_dir():
+        raise StorageError("it is a folder: give a file in it")
     make_folder(path.parent)
     db = _connect(path, "rwc", busy_timeout)
     try:

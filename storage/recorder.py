@@ -3,6 +3,7 @@
 A log that fails never stops a run: rows wait in a bounded queue, and `problem` says why.
 """
 
+import logging
 import sqlite3
 import threading
 import time
@@ -20,6 +21,8 @@ from storage.database import open_for_writing, resolve_path
 from storage.errors import SchemaRefused, StorageError
 from storage.log_thread import LogThread, RecorderLimits
 from storage.writer import LogWriter
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -44,6 +47,8 @@ class Recorder:
         self._lock = threading.Lock()
         self._open: dict[str, _OpenRun] = {}
         failure = _prepare(self.path, limits.busy_timeout)
+        if failure is not None:
+            logger.warning("The log %s cannot be written now: %s", self.path, str(failure) or repr(failure))
         self._thread = LogThread(LogWriter(self.path, limits.busy_timeout), limits, failure)
 
     def __enter__(self) -> "Recorder":

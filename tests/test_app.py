@@ -116,6 +116,13 @@ def test_a_file_that_is_no_log_is_refused_and_left_alone(caplog: pytest.LogCaptu
     assert file.read_text() == "my notes " * 200
 
 
+def test_a_folder_in_the_place_of_the_log_is_said_in_one_line(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    script = Script(load_seconds=0.2, load_error="enough")
+    assert app.main(["--port", "0", "--database", str(tmp_path)], echo_factory(script)) == 1
+    (warning,) = [record.getMessage() for record in caplog.records if record.name.startswith("storage")]
+    assert warning == f"The log {tmp_path} cannot be written now: it is a folder: give a file in it"
+
+
 def test_models_that_cannot_be_loaded_end_the_program_with_the_reason(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
