@@ -50,7 +50,8 @@ def _scenario(mode: Mode, pair: Pair, benchmark: Benchmark) -> Scenario:
     plan = Plan(
         lookahead=speculation.lookahead,
         budget=sum(speculation.fan_out_list) if speculation.fan_out == "list" else speculation.budget,
-        fan_out=speculation.fan_out,
+        # What the draft thinks of single tokens is not simulated.
+        fan_out="geometric" if speculation.fan_out == "confident" else speculation.fan_out,
         fan_out_list=speculation.fan_out_list,
         backup="fast" if speculation.fallback == "fast" else "neural",
         backup_lookahead=_backup_length(figures, speculation),

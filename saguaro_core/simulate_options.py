@@ -55,7 +55,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     add, plan = parser.add_argument, Plan()
     add("--lookahead", type=int, default=plan.lookahead, help="K (%(default)s)")
     add("--budget", type=int, default=plan.budget, help="prepared outcomes per sequence (%(default)s)")
-    add("--fan-out", default=plan.fan_out, choices=[p for p in get_args(FanOutPolicy) if p != "list"])
+    add(
+        "--fan-out", default=plan.fan_out, choices=[p for p in get_args(FanOutPolicy) if p not in ("list", "confident")]
+    )
     add("--backup", default=plan.backup, choices=get_args(BackupKind))
     add("--backup-lookahead", type=int, help="tokens that the backup drafts (K)")
     add("--backup-tokens", type=float, help="E_miss of the backup, instead of --acceptance-miss")

@@ -110,9 +110,10 @@ class DraftSpan:
 class Speculation:
     """Draft to engine: the tokens to verify in `round_index`, and how they were found.
 
-    q holds the draft's probability of each token. `distributions` are float32 [len(token_ids), num_columns], row-
-    major, for rejection sampling of drawn tokens, else empty. `prepared` are the cache's outcomes as (k, bonus
-    tokens). `exhausted` says that the draft's context is full and no speculation will come any more.
+    q holds the draft's probability of each token that is its own: the first ones, which guesses may follow.
+    `distributions` are float32 [len(token_ids), num_columns], row-major, for rejection sampling of drawn tokens, else
+    empty. `prepared` are the cache's outcomes as (k, bonus tokens). `exhausted` says that the draft's context is full
+    and no speculation will come any more.
     """
 
     epoch: int

@@ -1,7 +1,7 @@
 """The draft's side of decoding as pure logic: it answers outcomes with speculations and builds the cache in between.
 
-It knows no process and no link: a test can drive it by hand, a process polls its link between two forwards. Trunk
-tokens live in cache slots equal to their positions, branches in the slots behind them. The trunk and what
+It knows no process and no link: a test can drive it by hand, a process polls its link between two forwards or two parts
+of one. Trunk tokens live in cache slots equal to their positions, branches in the slots behind them. The trunk and what
 answers taught outlive requests; everything else belongs to one.
 
 Whatever needs forwards is written in steps that yield them: the speculators of a batch make theirs together.

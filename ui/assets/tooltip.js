@@ -5,7 +5,7 @@ import { decimal, percent, seconds, visible } from "/ui/format.js";
 export const ORIGINS = {
   target: ["Target", "AR: the target made it alone"],
   draft: ["Draft", "SD: drafted, and accepted by the target"],
-  cache_hit: ["Cache hit", "SSD: prepared while the target was busy, then accepted"],
+  cache_hit: ["Cache hit", "SSD: of a speculation that was found in the cache, then accepted"],
   fallback: ["Fallback", "SSD: drafted after a cache miss, then accepted"],
   bonus: ["Bonus", "the target's own token at the end of a round"],
 };

@@ -1,4 +1,6 @@
-"""A whole forward of a Llama-like decoder as one compiled function: no step returns to Python."""
+"""A forward of a Llama-like decoder as two compiled functions, any number of layers and the head: no step within them
+returns to Python.
+"""
 
 import numpy as np
 from numba import njit

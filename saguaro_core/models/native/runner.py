@@ -1,4 +1,4 @@
-"""A Runner over the compiled decoder: a model whose whole forward is one call."""
+"""A Runner over the compiled decoder: a forward is one call for its layers, or one for each, and one for the head."""
 
 from dataclasses import dataclass
 from typing import Any
