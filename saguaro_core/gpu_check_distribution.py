@@ -27,7 +27,7 @@ _SHAPE = replace(TINY, vocabulary_size=8, num_layers=1)
 _PROMPT = [1, 5, 2, 7, 0, 3]
 _NUM_TOKENS = 4
 # The control needs more: it must be caught where a right rule would be accused once in a billion times.
-_NUM_ANSWERS, _TINY_ANSWERS, _CONTROL_ANSWERS = 240, 16, 60
+_NUM_ANSWERS, _TINY_ANSWERS, _CONTROL_ANSWERS = 240, 16, 120
 _CASES: dict[str, tuple[Mode, dict[str, Any]]] = {
     "SD, rejection": ("sd", {"rule": "rejection"}),
     "SSD, rejection": ("ssd", {"rule": "rejection", "budget": 4, "saguaro_c": 0.5}),

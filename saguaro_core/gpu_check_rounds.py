@@ -60,7 +60,10 @@ def _measure(engine: LocalEngine, setting: Setting, num_tokens: int) -> list[Row
     assert isinstance(engine.target, OracleRunner)
     script = engine.target.choices[0].tolist()
     prompt, expected = script[:_PROMPT_LENGTH], tuple(script[_PROMPT_LENGTH : _PROMPT_LENGTH + num_tokens])
-    speculation = SpeculationConfig(lookahead=LOOKAHEAD, budget=BUDGET)
+    # What a random draft thinks of its tokens, and what the text suggests, has nothing to do with a forced acceptance.
+    speculation = SpeculationConfig(
+        lookahead=LOOKAHEAD, budget=BUDGET, fan_out="geometric", copying="off", fallback="neural", service="ready"
+    )
     for mode in MODES:  # A first run of each meets shapes that were not prepared, and fills the caches.
         engine.run(mode, prompt, SamplingParams(max_new_tokens=num_tokens // 4), speculation)
     runs = {mode: engine.run(mode, prompt, SamplingParams(max_new_tokens=num_tokens), speculation) for mode in MODES}
