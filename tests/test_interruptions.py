@@ -127,7 +127,7 @@ class TestFailures:
         late = Speculation(epoch=0, round_index=0, token_ids=(9, 9, 9), cache="hit")
         subject.on_sent = lambda message: subject.link.outbox.extend([late, replace(late, epoch=99)])
         for mode in BOTH:
-            run = subject.run(mode, PROMPT, greedy(40))
+            run = subject.run(mode, PROMPT, greedy(40), SpeculationConfig(copying="off"))
             assert run.ids == ar_ids(40)
             assert run.finished.figures.draft_acceptance_rate == 1.0
             subject.link.outbox.clear()
