@@ -173,10 +173,10 @@ class TestChoices:
         assert (answer.served, answer.fallback) == (served, fallback)
         check_trunk(scene.speculator, is_built=False)
 
-    @pytest.mark.parametrize(("forward_seconds", "is_extended"), [(0.01, True), (0.9, False)])
-    def test_a_branch_cut_short_is_drafted_on_when_that_pays(self, forward_seconds: float, is_extended: bool) -> None:
-        scene = Scene(forward_seconds, verify_seconds=1.0)
-        scene.speculator.begin(begin(deepening="all"))
+    @pytest.mark.parametrize(("service", "is_extended"), [("full", True), ("auto", False)])
+    def test_a_branch_cut_short_is_drafted_on_where_all_must_be_full(self, service: str, is_extended: bool) -> None:
+        scene = Scene(0.01, verify_seconds=1.0)
+        scene.speculator.begin(begin(deepening="all", service=service))
         for _ in range(12):
             scene.accept()
         build(scene.speculator, 2)

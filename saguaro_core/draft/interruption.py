@@ -11,8 +11,8 @@ def build_job(speculator: Speculator) -> Job[bool]:
 
 
 def settle(speculator: Speculator, unfinished: Job[bool], outcome: Outcome, lookahead: int) -> None:
-    """Finish the step if it gives the branch that is now asked for another token, of at most `lookahead`, and that is
-    worth the time; else drop it.
+    """Finish the step if it gives the branch that is now asked for a token, of at most `lookahead`, that it should wait
+    for; else drop it.
     """
     branches, rows = speculator.branches, speculator.next_rows
     branch = branches.cache.lookup(outcome, least=0)

@@ -110,7 +110,8 @@ class Lessons:
             return "drafted"
         choice = None
         if self._service == "auto":
-            source = None if drafted.guessed else drafted.source
+            # After a hit the target does not wait: the draft's time is better spent on the next cache.
+            source = None if drafted.guessed or drafted.source == "hit" else drafted.source
             choice = self.times.next_token(source, math.prod(self.acceptances(drafted)), share)
         # Before times say anything nothing is cut and nothing is drafted on.
         return ("nothing" if drafted.source == "hit" else "drafted") if choice is None else choice
@@ -165,11 +166,14 @@ class Lessons:
 
     def is_worth_finishing(self, branches: Branches, branch: int, num_rows: int, share_done: float) -> bool:
         """Whether a pass over `num_rows` rows that the verdict interrupted should end, for the branch that is asked
-        for now.
+        for now. What is ready is served as it is, but without its first token a branch is none.
         """
-        if self._service != "auto" or self.times.rate is None:
-            # What is ready is served as it is, but without its first token a branch is none.
-            return self._service != "ready" or branches.cache.lengths[branch] == 0
+        if self._service == "full":
+            return True
+        if branches.cache.lengths[branch] > 0:
+            return False
+        if self._service == "ready" or self.times.rate is None:
+            return True
         seconds = self.times.branch_pass.seconds(num_rows) * (1.0 - share_done)
         return self._next_token(branches, branch) > self.times.rate * (seconds + self.times.row_seconds)
 
