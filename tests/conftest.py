@@ -24,11 +24,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _IN_CI = bool(os.environ.get("CI"))
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
-# Files whose tests start engines, browsers or programs of their own: two at a time would only wait for each other.
-_ALONE = (
-    *("app", "bench_command", "bench_memory", "bench_profile", "engine_", "fetch", "gpu_check", "interruptions"),
-    *("messages", "models_load", "page_cost", "peers_", "prefix_reuse", "setup", "simulate_command", "storage_crash"),
-    "storage_failures",
+# Files whose tests only compute, in one thread and one process. All others start engines, browsers or programs of their
+# own, measure time or send signals: beside each other they would wait, or not hear of them.
+_SIDE_BY_SIDE = (
+    *("batch", "batch_distribution", "copying", "decoding_cases", "detokenizer", "distribution", "equivalence"),
+    *("fallback", "fan_out", "figures", "jobs", "native", "pair_table", "rows", "runner", "sampling", "scores"),
+    *("service", "simulate", "speculator", "stopping", "theory", "verification"),
 )
 
 settings.register_profile("local", deadline=None)
@@ -39,8 +40,7 @@ settings.load_profile("ci" if _IN_CI else "local")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that no other test may run beside."""
     for item in items:
-        name = item.path.stem.removeprefix("test_")
-        if item.path.parent.name == "browser" or name.startswith(_ALONE):
+        if item.path.stem.removeprefix("test_") not in _SIDE_BY_SIDE:
             item.add_marker(pytest.mark.alone)
 
 

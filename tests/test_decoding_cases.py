@@ -12,6 +12,9 @@ from saguaro_core.config import Mode, SpeculationConfig
 from saguaro_core.draft.messages import Verified
 from saguaro_core.errors import InvalidRequest
 
+# Where the draft is the target, every speculation is K tokens long and right: no copies, and nothing cut by times.
+PLAIN: Any = {"copying": "off", "service": "full"}
+
 
 class TestEndOfTurn:
     @pytest.mark.parametrize("lookahead", range(1, 9))
@@ -21,7 +24,7 @@ class TestEndOfTurn:
         for eos in sorted(set(answer[4:30])):
             subject = engine(eos=frozenset({eos}))
             plain = subject.run("ar", PROMPT, greedy(40))
-            run = subject.run(mode, PROMPT, greedy(40), SpeculationConfig(lookahead=lookahead))
+            run = subject.run(mode, PROMPT, greedy(40), SpeculationConfig(lookahead=lookahead, **PLAIN))
             assert run.ids == plain.ids == answer[: answer.index(eos) + 1]
             assert run.finished.stop_reason == "eos"
             assert run.finished.text == plain.finished.text
@@ -33,7 +36,7 @@ class TestEndOfTurn:
         answer = ar_ids(40)
         sent: list[object] = []
         subject = engine(eos=frozenset({answer[17]}), on_sent=sent.append)
-        run = subject.run("ssd", PROMPT, greedy(40), SpeculationConfig(lookahead=4))
+        run = subject.run("ssd", PROMPT, greedy(40), SpeculationConfig(lookahead=4, **PLAIN))
         assert run.finished.stop_reason == "eos"
         assert sum(isinstance(message, Verified) for message in sent) == len(run.rounds) - 1
         assert subject.speculator is not None
@@ -67,7 +70,9 @@ class TestCachesStayWhole:
                 assert speculator.cached == len(trunk) - (mode == "sd")
             self.check_slots(subject.draft, trunk[: speculator.cached])
 
-        run = subject.run(mode, PROMPT, greedy(count), SpeculationConfig(**speculation), on_events=check)
+        run = subject.run(
+            mode, PROMPT, greedy(count), SpeculationConfig(**{"copying": "off", **speculation}), on_events=check
+        )
         target = run.loop.run_context.target
         assert target.num_cached == len(run.loop.context) - 1
         self.check_slots(subject.target, run.loop.context[: target.num_cached])
@@ -114,7 +119,7 @@ class TestCachesStayWhole:
     def test_a_perfect_draft_is_accepted_when_sampling_too(self, mode: Mode, rule: str) -> None:
         subject = engine()
         sampling = greedy(200, temperature=1.0, top_p=0.9, seed=3)
-        run = subject.run(mode, PROMPT, sampling, SpeculationConfig(lookahead=4, rule=rule))  # type: ignore[arg-type]
+        run = subject.run(mode, PROMPT, sampling, SpeculationConfig(lookahead=4, rule=rule, **PLAIN))  # type: ignore[arg-type]
         assert run.finished.figures.draft_acceptance_rate == 1.0
 
 
@@ -122,7 +127,7 @@ class TestCap:
     @pytest.mark.parametrize("cap", [1, 2, 3, 7, 8, 9, 10])
     @pytest.mark.parametrize("mode", ["ar", *BOTH])
     def test_is_met_exactly(self, mode: Mode, cap: int) -> None:
-        run = engine().run(mode, PROMPT, greedy(cap), SpeculationConfig(lookahead=8))
+        run = engine().run(mode, PROMPT, greedy(cap), SpeculationConfig(lookahead=8, **PLAIN))
         assert run.ids == ar_ids(10)[:cap]
         assert run.finished.stop_reason == "length"
         check_consistent(run)
@@ -152,7 +157,7 @@ class TestStopAndCap:
     @pytest.mark.parametrize("mode", ["ar", *BOTH])
     @pytest.mark.parametrize("lookahead", [1, 5, 16])
     def test_the_earlier_of_stop_and_cap_wins(self, mode: Mode, lookahead: int) -> None:
-        config = SpeculationConfig(lookahead=lookahead)
+        config = SpeculationConfig(lookahead=lookahead, **PLAIN)
         stopped = engine().run(mode, PROMPT, greedy(5, stop=(self.letters(1, 2),)), config)
         assert (len(stopped.ids), stopped.finished.stop_reason) == (3, "stop")
         assert stopped.finished.text == self.letters(0, 0)
@@ -165,7 +170,7 @@ class TestStopAndCap:
     @pytest.mark.parametrize("mode", ["ar", *BOTH])
     def test_the_earliest_completion_wins_not_the_order_of_the_list(self, mode: Mode) -> None:
         for stops in ((self.letters(9, 11), self.letters(6, 7)), (self.letters(6, 7), self.letters(9, 11))):
-            run = engine().run(mode, PROMPT, greedy(30, stop=stops), SpeculationConfig(lookahead=16))
+            run = engine().run(mode, PROMPT, greedy(30, stop=stops), SpeculationConfig(lookahead=16, **PLAIN))
             assert run.finished.text == self.letters(0, 5)
             check_consistent(run)
 
@@ -174,7 +179,7 @@ class TestStopAndCap:
         for first in range(2, 14):
             stop = (self.letters(first, first + 2),)
             runs = [
-                engine().run(mode, PROMPT, greedy(30, stop=stop), SpeculationConfig(lookahead=lookahead))
+                engine().run(mode, PROMPT, greedy(30, stop=stop), SpeculationConfig(lookahead=lookahead, **PLAIN))
                 for mode in ("ar", *BOTH)
             ]
             assert len({(run.ids, run.finished.text, run.finished.stop_reason) for run in runs}) == 1
