@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 # Tiny tensors on several threads wait for each other longer than they compute, most of all on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts this in the background has interrupts ignored, and tests that interrupt would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _IN_CI = bool(os.environ.get("CI"))
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
