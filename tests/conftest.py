@@ -29,12 +29,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _IN_CI = bool(os.environ.get("CI"))
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
-# Files whose tests only compute, in one thread and one process. All others start engines, browsers or programs of their
-# own, measure time or send signals: beside each other they would wait, or not hear of them.
-_SIDE_BY_SIDE = (
-    *("batch", "batch_distribution", "copying", "decoding_cases", "detokenizer", "distribution", "equivalence"),
-    *("fallback", "fan_out", "figures", "jobs", "native", "pair_table", "rows", "runner", "sampling", "scores"),
-    *("service", "simulate", "speculator", "stopping", "theory", "verification"),
+# Files whose tests work engines, browsers or the whole application hard, or measure time: two at once would only wait
+# for each other. `make test` runs them one after the other, and all others side by side.
+_ALONE = (
+    *("app", "bench_command", "bench_memory", "bench_profile", "engine_", "messages", "page_cost"),
+    *("peers_llama", "peers_transformers", "prefix_reuse", "ui_server"),
 )
 
 settings.register_profile("local", deadline=None)
@@ -45,7 +44,8 @@ settings.load_profile("ci" if _IN_CI else "local")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that no other test may run beside."""
     for item in items:
-        if item.path.stem.removeprefix("test_") not in _SIDE_BY_SIDE:
+        is_browsing = item.path.parent.name == "browser"
+        if is_browsing or item.path.stem.removeprefix("test_").startswith(_ALONE):
             item.add_marker(pytest.mark.alone)
 
 
