@@ -1,7 +1,10 @@
 """The compiled decoder: its products against numpy, whole forwards against transformers, and rows bit by bit."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import native_products
 import numpy as np
 import pytest
 import torch
@@ -14,6 +17,7 @@ from saguaro_core.errors import ModelError
 from saguaro_core.models.fetch import fetch_model
 from saguaro_core.models.kv_cache import SLOT_BLOCK
 from saguaro_core.models.native.blocks import BLOCKS_FILE, BlocksFile, NoQuantisedWeights
+from saguaro_core.models.native.emitter import IS_WIDE
 from saguaro_core.models.native.gguf_blocks import write_blocks
 from saguaro_core.models.native.matmul import matmul, matmul_parallel
 from saguaro_core.models.native.packing import Blocks, Matrix, pack, stack, unpack_rows
@@ -66,6 +70,17 @@ class TestProducts:
         assert np.abs(alone - expected).max() <= 1e-4 * np.abs(expected).max()
         for rows in range(2, 16):
             assert np.array_equal(multiply(matrix, x[:rows], four_bit=four_bit), alone[:rows]), rows
+
+    def test_wider_and_narrower_registers_give_the_same_bits(self, tmp_path: Path) -> None:
+        other = tmp_path / "other.npz"
+        command = [sys.executable, native_products.__file__, "narrow" if IS_WIDE else "wide", str(tmp_path), str(other)]
+        subprocess.run(command, check=True, timeout=300)
+        own = native_products.make_products()
+        with np.load(other) as found:
+            assert set(found) == set(own)
+            for name, product in own.items():
+                assert np.isfinite(product).all(), name
+                assert np.array_equal(found[name], product), name
 
     @pytest.mark.slow
     def test_two_threads_give_the_bits_of_one(self) -> None:

@@ -12,13 +12,15 @@ _float_pair, _half_pair, _int8_pair, _int8_offset_pair, _int4_offset_pair = (mak
 _BLOCK_BYTES = tuple(form.block_bytes for form in FORMATS.values())
 _SCALE_BYTES = tuple(form.scale_bytes for form in FORMATS.values())
 _LARGEST_INPUT = 32767.0
-_NO_BLOCKS = np.zeros((1, 1, 2), np.float32)
 
 
 @njit(cache=True)
-def _multiply_pairs(kind, weights, scales, x, x_blocks, out, first, last):
-    """Pairs of tiles first..last of the product. Rows go in groups that the registers hold, all of them in turn."""
-    num_rows, n = x.shape[0], x.shape[1] // BLOCK
+def _multiply_pairs(kind, weights, scales, x, n, x_blocks, out, first, last):
+    """Pairs of tiles first..last of the product. Rows go in groups that the registers hold, all of them in turn.
+
+    x: bytes of its n blocks, whatever their type: the code for all formats is long, and so is compiled only once.
+    """
+    num_rows = x.shape[0]
     groups = -(-num_rows // MAX_ROWS)
     dx, db, do = x.strides[0], x_blocks.strides[0], out.strides[0]
     stride = n * _BLOCK_BYTES[kind]
@@ -69,30 +71,32 @@ def _quantise(x):
 
 
 @njit(cache=True)
+def _read_as(kind, x):
+    """x [m, K] as the product reads it: bytes of each row and, of integers, scale and sum of each block."""
+    if kind == HALF:
+        return x.view(np.uint8), np.empty((x.shape[0], 0, 2), np.float32)
+    codes, x_blocks = _quantise(x)
+    return codes.view(np.uint8), x_blocks
+
+
+@njit(cache=True)
 def matmul(kind, weights, scales, x, out):
     """out [m, N] = x [m, K] @ W.T, both float32; `weights` and `scales` are addresses of a packed matrix.
 
     N and K are multiples of 32. A row of the result does not depend on the other rows.
     """
-    num_pairs = out.shape[1] // PAIR
-    if kind == HALF:
-        _multiply_pairs(kind, weights, scales, x, _NO_BLOCKS, out, 0, num_pairs)
-    else:
-        codes, x_blocks = _quantise(x)
-        _multiply_pairs(kind, weights, scales, codes, x_blocks, out, 0, num_pairs)
+    x_bytes, x_blocks = _read_as(kind, x)
+    _multiply_pairs(kind, weights, scales, x_bytes, x.shape[1] // BLOCK, x_blocks, out, 0, out.shape[1] // PAIR)
 
 
 @njit(cache=True, parallel=True)
 def matmul_parallel(kind, weights, scales, x, out, num_threads):
     """The same with the tiles shared out between threads; every number has the same bits."""
-    num_pairs = out.shape[1] // PAIR
-    codes, x_blocks = _quantise(x[:0] if kind == HALF else x)
+    num_pairs, num_blocks = out.shape[1] // PAIR, x.shape[1] // BLOCK
+    x_bytes, x_blocks = _read_as(kind, x)
     for share in prange(num_threads):
         first, last = share * num_pairs // num_threads, (share + 1) * num_pairs // num_threads
-        if kind == HALF:
-            _multiply_pairs(kind, weights, scales, x, _NO_BLOCKS, out, first, last)
-        else:
-            _multiply_pairs(kind, weights, scales, codes, x_blocks, out, first, last)
+        _multiply_pairs(kind, weights, scales, x_bytes, num_blocks, x_blocks, out, first, last)
 
 
 @njit(cache=True)

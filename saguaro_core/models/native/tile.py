@@ -1,7 +1,7 @@
 """The inner loop of every product, written as LLVM vector code: x @ W.T for a few rows and 32 outputs.
 
 The compiler's own vectoriser would sum along the inputs, so that a row's result could depend on how many rows are
-computed with it. Here each of the 8 lanes of a vector belongs to one output and adds its products in the order of
+computed with it. Here each lane of a vector belongs to one output and adds its products in the order of
 the inputs: a row has the same bits alone and among others, which makes verification agree with plain decoding
 exactly. LLVM lowers the vectors to whatever the processor has.
 
@@ -18,7 +18,18 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 8
+from saguaro_core.models.native.emitter import (
+    BYTE_PAIRS,
+    FLOATS,
+    INTS,
+    IS_WIDE,
+    LANES,
+    SHORT_PAIRS,
+    Emitter,
+    Vectors,
+    constant,
+)
+
 TILE = 16
 """Outputs that are packed together: their weights for one input follow each other."""
 PAIR = 2 * TILE
@@ -27,128 +38,37 @@ BLOCK = 32
 """Inputs that share one scale and one offset."""
 X_BLOCK_BYTES = 8
 """Scale and sum of a block of x."""
-MAX_ROWS = 6
+MAX_ROWS = 12 if IS_WIDE else 6
 """More rows than this would not keep their sums in registers."""
 
 _UNROLLED_INPUTS = 8
 _UNROLLED_INTEGER_INPUTS = 4  # LLVM may reorder sums of integers: of many steps at once it keeps too much in hand.
 _PREFETCH_BYTES = 4096  # Measured: nearer ones arrive late, because a tile is read faster than memory answers.
-
-_FLOAT, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
-_FLOATS = ir.VectorType(_FLOAT, LANES)
-_HALVES = ir.VectorType(ir.HalfType(), LANES)
-_INTS = ir.VectorType(_I32, LANES)
-# Two inputs for each output.
-_BYTE_PAIRS = ir.VectorType(_I8, 2 * LANES)
-_SHORT_PAIRS = ir.VectorType(ir.IntType(16), 2 * LANES)
-_INT_PAIRS = ir.VectorType(_I32, 2 * LANES)
-
-Vectors = list[Any]
-
-
-def _constant(value: int) -> ir.Constant:
-    return ir.Constant(_I64, value)
-
-
-class _Emitter:
-    """Writes the instructions of one tile; addresses are plain integers."""
-
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-
-    def add(self, address: Any, index: Any, stride: int) -> Any:
-        return self.builder.add(address, self.builder.mul(index, _constant(stride)))
-
-    def load(self, address: Any, offset: int, kind: Any, align: int) -> Any:
-        place = self.builder.inttoptr(self.builder.add(address, _constant(offset)), kind.as_pointer())
-        value = self.builder.load(place)
-        value.align = align
-        return value
-
-    def store(self, value: Any, address: Any, offset: int) -> None:
-        place = self.builder.inttoptr(self.builder.add(address, _constant(offset)), _FLOATS.as_pointer())
-        self.builder.store(value, place).align = 4
-
-    def halves(self, address: Any, offset: int) -> Any:
-        return self.builder.fpext(self.load(address, offset, _HALVES, 2), _FLOATS)
-
-    def splat(self, address: Any, offset: int, kind: Any = _FLOATS) -> Any:
-        """One number in all lanes of a vector of `kind`."""
-        undefined = ir.Constant(kind, ir.Undefined)
-        one = self.load(address, offset, kind.element, 4)
-        first = self.builder.insert_element(undefined, one, ir.Constant(_I32, 0))
-        return self.builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * LANES))
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        name = f"llvm.fma.v{LANES}f32"
-        kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-        function = self.builder.module.globals.get(name) or ir.Function(self.builder.module, kind, name)
-        return self.builder.call(function, [a, b, c])
-
-    def prefetch(self, address: Any, offset: int) -> None:
-        pointer = _I8.as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
-        name = "llvm.prefetch.p0"
-        function = self.builder.module.globals.get(name) or ir.Function(self.builder.module, kind, name)
-        place = self.builder.inttoptr(self.builder.add(address, _constant(offset)), pointer)
-        self.builder.call(function, [place, *(ir.Constant(_I32, value) for value in (0, 3, 1))])
-
-    def variables(self, rows: int, vectors: int, kind: Any = _FLOATS) -> list[Vectors]:
-        """Running sums; LLVM keeps them in registers."""
-        variable: Callable[[Any, Any], Any] = cgutils.alloca_once
-        return [[variable(self.builder, kind) for _ in range(vectors)] for _ in range(rows)]
-
-    def clear(self, sums: list[Vectors]) -> None:
-        for row in sums:
-            for place in row:
-                kind = place.type.pointee
-                self.builder.store(ir.Constant(kind, [0] * LANES), place)
-
-    def multiply(self, weights: Vectors, x_rows: list[Any], offset: int, sums: list[Vectors]) -> None:
-        """sums += weights * x of one input."""
-        for address, row in zip(x_rows, sums, strict=True):
-            value = self.splat(address, offset)
-            for weight, place in zip(weights, row, strict=True):
-                self.builder.store(self.fma(weight, value, self.builder.load(place)), place)
-
-    def multiply_pairs(self, weights: Vectors, x_rows: list[Any], offset: int, sums: list[Vectors]) -> None:
-        """sums += codes * x of two inputs, all integers."""
-        wide = [self.builder.sext(weight, _INT_PAIRS) for weight in weights]
-        for address, row in zip(x_rows, sums, strict=True):
-            pair = self.builder.bitcast(self.splat(address, offset, _INTS), _SHORT_PAIRS)
-            value = self.builder.sext(pair, _INT_PAIRS)
-            for weight, place in zip(wide, row, strict=True):
-                both = self.builder.mul(weight, value)
-                total = self.builder.add(self._every_second(both, 0), self._every_second(both, 1))
-                self.builder.store(self.builder.add(self.builder.load(place), total), place)
-
-    def _every_second(self, pairs: Any, first: int) -> Any:
-        lanes = ir.Constant(_INTS, list(range(first, 2 * LANES, 2)))
-        return self.builder.shuffle_vector(pairs, ir.Constant(_INT_PAIRS, ir.Undefined), lanes)
+_FEW_ROWS = 2
 
 
 # -- formats: how the bytes of a tile become vectors ------------------------------------------------------------------
 
 
-def _float_step(emit: _Emitter, address: Any, vectors: int) -> list[Vectors]:
-    return [[emit.load(address, 4 * LANES * v, _FLOATS, 4) for v in range(vectors)]]
+def _float_step(emit: Emitter, address: Any, vectors: int) -> list[Vectors]:
+    return [[emit.load(address, 4 * LANES * v, FLOATS, 4) for v in range(vectors)]]
 
 
-def _half_step(emit: _Emitter, address: Any, vectors: int) -> list[Vectors]:
+def _half_step(emit: Emitter, address: Any, vectors: int) -> list[Vectors]:
     return [[emit.halves(address, 2 * LANES * v) for v in range(vectors)]]
 
 
-def _int8_step(emit: _Emitter, address: Any, vectors: int) -> list[Vectors]:
-    codes = [emit.load(address, 2 * LANES * v, _BYTE_PAIRS, 1) for v in range(vectors)]
-    return [[emit.builder.sext(code, _SHORT_PAIRS) for code in codes]]
+def _int8_step(emit: Emitter, address: Any, vectors: int) -> list[Vectors]:
+    codes = [emit.load(address, 2 * LANES * v, BYTE_PAIRS, 1) for v in range(vectors)]
+    return [[emit.builder.sext(code, SHORT_PAIRS) for code in codes]]
 
 
-def _int4_step(emit: _Emitter, address: Any, vectors: int) -> list[Vectors]:
+def _int4_step(emit: Emitter, address: Any, vectors: int) -> list[Vectors]:
     """Four inputs: the low halves of the bytes are the first two, the high halves the others."""
     builder = emit.builder
-    codes = [builder.zext(emit.load(address, 2 * LANES * v, _BYTE_PAIRS, 1), _SHORT_PAIRS) for v in range(vectors)]
-    low = [builder.and_(code, ir.Constant(_SHORT_PAIRS, [15] * 2 * LANES)) for code in codes]
-    high = [builder.lshr(code, ir.Constant(_SHORT_PAIRS, [4] * 2 * LANES)) for code in codes]
+    codes = [builder.zext(emit.load(address, 2 * LANES * v, BYTE_PAIRS, 1), SHORT_PAIRS) for v in range(vectors)]
+    low = [builder.and_(code, ir.Constant(SHORT_PAIRS, [15] * 2 * LANES)) for code in codes]
+    high = [builder.lshr(code, ir.Constant(SHORT_PAIRS, [4] * 2 * LANES)) for code in codes]
     return [low, high]
 
 
@@ -161,7 +81,7 @@ class Format:
     [block][scale, offset][output].
     """
 
-    decode: Callable[[_Emitter, Any, int], list[Vectors]]
+    decode: Callable[[Emitter, Any, int], list[Vectors]]
     step_inputs: int
     step_bytes: int
     parts: int = 1
@@ -202,19 +122,19 @@ class _Rows:
     out: list[Any]
 
 
-def _write_block(emit: _Emitter, form: Format, tiles: list[Any], x_rows: list[Any], sums: list[Vectors]) -> None:
+def _write_block(emit: Emitter, form: Format, tiles: list[Any], x_rows: list[Any], sums: list[Vectors]) -> None:
     """sums += weights * x, or codes * x, for one block of each tile, given by its address."""
     unrolled = (_UNROLLED_INTEGER_INPUTS if form.is_integer else _UNROLLED_INPUTS) // form.step_inputs
     multiply = emit.multiply_pairs if form.is_integer else emit.multiply
     part_bytes = form.step_inputs // form.parts * form.x_bytes
-    with cgutils.for_range(emit.builder, _constant(BLOCK // form.step_inputs // unrolled)) as loop:
+    with cgutils.for_range(emit.builder, constant(BLOCK // form.step_inputs // unrolled)) as loop:
         bases = [emit.add(tile, loop.index, unrolled * form.step_bytes) for tile in tiles]
         x_base = [emit.add(x, loop.index, unrolled * form.step_inputs * form.x_bytes) for x in x_rows]
         for base in bases:
             for offset in range(0, unrolled * form.step_bytes, 64):
                 emit.prefetch(base, _PREFETCH_BYTES + offset)
         for step in range(unrolled):
-            addresses = [emit.builder.add(base, _constant(step * form.step_bytes)) for base in bases]
+            addresses = [emit.builder.add(base, constant(step * form.step_bytes)) for base in bases]
             decoded = [form.decode(emit, address, TILE // LANES) for address in addresses]
             for part in range(form.parts):
                 weights = [vector for tile in decoded for vector in tile[part]]
@@ -222,7 +142,7 @@ def _write_block(emit: _Emitter, form: Format, tiles: list[Any], x_rows: list[An
 
 
 def _write_scales(
-    emit: _Emitter, form: Format, tiles: list[Any], x_blocks: list[Any], blocks: list[Vectors], sums: list[Vectors]
+    emit: Emitter, form: Format, tiles: list[Any], x_blocks: list[Any], blocks: list[Vectors], sums: list[Vectors]
 ) -> None:
     """sums += scale * scale of x * block + offset * sum of x; `tiles` are the addresses of the scales of one block."""
     builder = emit.builder
@@ -232,20 +152,20 @@ def _write_scales(
         offset = emit.halves(address, 2 * TILE + 2 * lane) if form.has_offset else None
         for row, place in enumerate(vectors[v] for vectors in sums):
             both = builder.fmul(scale, emit.splat(x_blocks[row], 0))
-            total = emit.fma(builder.sitofp(builder.load(blocks[row][v]), _FLOATS), both, builder.load(place))
+            total = emit.fma(builder.sitofp(builder.load(blocks[row][v]), FLOATS), both, builder.load(place))
             if offset is not None:
                 total = emit.fma(offset, emit.splat(x_blocks[row], 4), total)
             builder.store(total, place)
 
 
 def _write_product(
-    emit: _Emitter, form: Format, weights: list[Any], scales: list[Any], rows: _Rows, num_blocks: Any
+    emit: Emitter, form: Format, weights: list[Any], scales: list[Any], rows: _Rows, num_blocks: Any
 ) -> None:
     """All blocks of one tile or of two for some rows."""
     vectors = len(weights) * TILE // LANES
     sums = emit.variables(len(rows.x), vectors)
     emit.clear(sums)
-    blocks = emit.variables(len(rows.x), vectors, _INTS) if form.is_integer else sums
+    blocks = emit.variables(len(rows.x), vectors, INTS) if form.is_integer else sums
     with cgutils.for_range(emit.builder, num_blocks) as loop:
         x_rows = [emit.add(address, loop.index, form.x_bytes * BLOCK) for address in rows.x]
         if form.is_integer:
@@ -260,8 +180,13 @@ def _write_product(
             emit.store(emit.builder.load(place), address, 4 * LANES * v)
 
 
+def _tiles_at_once(form: Format, num_rows: int) -> int:
+    """How many tiles of a pair the registers hold the sums of; integers have those of a block besides."""
+    return 2 if num_rows <= _FEW_ROWS or (IS_WIDE and not form.is_integer) else 1
+
+
 def make_pair(form: Format) -> Any:
-    """A numba intrinsic: the product of 1 to 6 rows with two neighbouring tiles, 32 outputs.
+    """A numba intrinsic: the product of 1 to MAX_ROWS rows with two neighbouring tiles, 32 outputs.
 
     Its arguments are the number of rows, then addresses and byte strides: (rows, weights, tile_stride, scales, x,
     x_stride, x_blocks, x_blocks_stride, out, out_stride, num_blocks). A tile's weights are [block][step][output]; x is
@@ -270,25 +195,22 @@ def make_pair(form: Format) -> Any:
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         num_rows, weights, stride, scales, x, x_stride, x_blocks, blocks_stride, out, out_stride, num_blocks = args
-        emit = _Emitter(builder)
-        scale_stride = builder.mul(num_blocks, _constant(form.scale_bytes))
+        emit = Emitter(builder)
+        scale_stride = builder.mul(num_blocks, constant(form.scale_bytes))
         for count in range(1, MAX_ROWS + 1):
-            at_once = 2 if count <= 2 else 1  # Tiles; more would not keep their sums in registers.
+            at_once = _tiles_at_once(form, count)
             with (
-                builder.if_then(builder.icmp_signed("==", num_rows, _constant(count))),
-                cgutils.for_range(builder, _constant(2 // at_once)) as part,
+                builder.if_then(builder.icmp_signed("==", num_rows, constant(count))),
+                cgutils.for_range(builder, constant(2 // at_once)) as part,
             ):
                 tiles, tile_scales = (
-                    [
-                        builder.add(base, builder.mul(step, builder.add(part.index, _constant(i))))
-                        for i in range(at_once)
-                    ]
+                    [builder.add(base, builder.mul(step, builder.add(part.index, constant(i)))) for i in range(at_once)]
                     for base, step in ((weights, stride), (scales, scale_stride))
                 )
                 places = ((x, x_stride), (x_blocks, blocks_stride), (emit.add(out, part.index, 4 * TILE), out_stride))
                 rows = _Rows(
                     *(
-                        [builder.add(base, builder.mul(step, _constant(r))) for r in range(count)]
+                        [builder.add(base, builder.mul(step, constant(r))) for r in range(count)]
                         for base, step in places
                     )
                 )
