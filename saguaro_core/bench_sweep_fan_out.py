@@ -1,4 +1,4 @@
-"""The sweep of the cache: hit rate against budget for three shapes, measured and as the fitted power law predicts."""
+"""The sweep of the cache: hit rate against budget for four shapes, measured and as the fitted power law predicts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -9,9 +9,11 @@ from saguaro_core.bench_report import summarise_column
 from saguaro_core.bench_sweep_fit import STATES, Fit, fit, fit_together, hit_rate_after, predicted_hit_rate
 from saguaro_core.bench_sweep_run import Runs, SweepPlan, SweepPoint, SweepReport, table
 from saguaro_core.bench_table import number, percent
+from saguaro_core.config import FanOutPolicy
 from saguaro_core.fan_out import CacheState, geometric_fan_out, uniform_fan_out
 
 BUDGETS = (2, 4, 8, 12, 16, 24)
+POLICIES: tuple[FanOutPolicy, ...] = ("uniform", "geometric", "confident")
 _HEAD = (
     "shape",
     "budget",
@@ -25,7 +27,7 @@ _HEAD = (
 
 
 class FanOutSweep:
-    """Uniform and geometric first; then lists, which are Theorem 12's shapes for what those runs fitted, held fixed."""
+    """The policies first; then lists, which are Theorem 12's shapes for what those runs fitted, held fixed."""
 
     def check(self, plan: SweepPlan) -> None:
         """It means something under all settings."""
@@ -36,7 +38,7 @@ class FanOutSweep:
         yield [
             SweepPoint(name=f"{policy} {budget}", speculation=replace(base, fan_out=policy, budget=budget))
             for budget in BUDGETS
-            for policy in ("uniform", "geometric")
+            for policy in POLICIES
         ]
         estimate = fit_together(_all(runs))
         shapes = [geometric_fan_out(base.lookahead, b, estimate.acceptance, estimate.power_law_r) for b in BUDGETS]
@@ -51,7 +53,7 @@ class FanOutSweep:
     def report(self, plan: SweepPlan, runs: Runs) -> SweepReport:
         """One row for each point, then the fit."""
         fitted = fit(_all(runs))
-        predicted = {name: predicted_hit_rate(_shape(plan, name, fitted), fitted) for name in runs}
+        predicted = {name: _predicted(plan, name, fitted) for name in runs}
         rows = [_row(name, runs[name], predicted[name]) for name in runs]
         fits = [_describe(state, fitted) for state in STATES]
         data: dict[str, Any] = {
@@ -66,6 +68,11 @@ def _all(runs: Runs) -> list[Measurement]:
     return [measurement for measurements in runs.values() for measurement in measurements]
 
 
+def _predicted(plan: SweepPlan, name: str, fitted: Fit) -> float | None:
+    """By the power law; None for a confident cache, whose shape is another one in every round."""
+    return None if name.startswith("confident") else predicted_hit_rate(_shape(plan, name, fitted), fitted)
+
+
 def _shape(plan: SweepPlan, name: str, fitted: Fit) -> Callable[[CacheState], tuple[int, ...]]:
     """The cache's shape at a point, for a full speculation found in a state."""
     policy, size = name.split()
@@ -77,7 +84,7 @@ def _shape(plan: SweepPlan, name: str, fitted: Fit) -> Callable[[CacheState], tu
     return lambda state: geometric_fan_out(lookahead, int(size), fitted[state].acceptance, fitted[state].power_law_r)
 
 
-def _row(name: str, measurements: list[Measurement], predicted: float) -> list[str]:
+def _row(name: str, measurements: list[Measurement], predicted: float | None) -> list[str]:
     policy, size = name.split()
     summary = summarise_column(measurements)
     return [

@@ -9,7 +9,7 @@ from scripted_bench import PACE, Outcome, ScriptedEngine, command_line
 
 from saguaro_core.bench_measure import Measurement
 from saguaro_core.bench_sweep import main
-from saguaro_core.bench_sweep_fan_out import BUDGETS
+from saguaro_core.bench_sweep_fan_out import BUDGETS, POLICIES
 from saguaro_core.bench_sweep_fit import fit, fit_together, hit_rate_after, predicted_hit_rate
 from saguaro_core.bench_sweep_kinds import CS, LOOKAHEADS
 from saguaro_core.events import PreparedOutcome, RoundEvent, RunFinished
@@ -88,11 +88,13 @@ def test_fan_out_runs_every_shape_at_every_budget(sweep: Callable[..., Outcome])
     engine = ScriptedEngine()
     outcome = sweep(engine, "fan-out", "--prompts", "2", "--max-new-tokens", "8")
     assert outcome.status == 0
-    shapes = [(r.speculation.fan_out, r.speculation.budget) for r in engine.requests[1:13]]
-    assert shapes == [(policy, budget) for budget in BUDGETS for policy in ("uniform", "geometric")]
+    shapes = [
+        (r.speculation.fan_out, r.speculation.budget) for r in engine.requests[1 : 1 + len(BUDGETS) * len(POLICIES)]
+    ]
+    assert shapes == [(policy, budget) for budget in BUDGETS for policy in POLICIES]
     lists = [r.speculation.fan_out_list for r in engine.requests if r.speculation.fan_out == "list"]
     assert [sum(counts) for counts in lists] == list(BUDGETS) * 2
-    assert len(outcome.data["points"]) == 3 * len(BUDGETS)
+    assert len(outcome.data["points"]) == (len(POLICIES) + 1) * len(BUDGETS)
     assert set(outcome.data["predicted_hit_rates"]) == {point["name"] for point in outcome.data["points"]}
     assert "fit after a hit: a = " in outcome.out
 
