@@ -43,7 +43,7 @@ MAX_ROWS = 12 if IS_WIDE else 6
 
 _UNROLLED_INPUTS = 8
 _UNROLLED_INTEGER_INPUTS = 4  # LLVM may reorder sums of integers: of many steps at once it keeps too much in hand.
-_PREFETCH_BYTES = 4096  # Measured: nearer ones arrive late, because a tile is read faster than memory answers.
+_PREFETCH_BYTES = 4096  # Of all tiles read at once. Measured: nearer ones arrive late, for memory answers slowly.
 _FEW_ROWS = 2
 
 
@@ -122,8 +122,10 @@ class _Rows:
     out: list[Any]
 
 
-def _write_block(emit: Emitter, form: Format, tiles: list[Any], x_rows: list[Any], sums: list[Vectors]) -> None:
-    """sums += weights * x, or codes * x, for one block of each tile, given by its address."""
+def _write_block(
+    emit: Emitter, form: Format, tiles: list[Any], ahead: Any, x_rows: list[Any], sums: list[Vectors]
+) -> None:
+    """sums += weights * x, or codes * x, for one block of each tile, given by its address; prefetches `ahead` of it."""
     unrolled = (_UNROLLED_INTEGER_INPUTS if form.is_integer else _UNROLLED_INPUTS) // form.step_inputs
     multiply = emit.multiply_pairs if form.is_integer else emit.multiply
     part_bytes = form.step_inputs // form.parts * form.x_bytes
@@ -131,8 +133,9 @@ def _write_block(emit: Emitter, form: Format, tiles: list[Any], x_rows: list[Any
         bases = [emit.add(tile, loop.index, unrolled * form.step_bytes) for tile in tiles]
         x_base = [emit.add(x, loop.index, unrolled * form.step_inputs * form.x_bytes) for x in x_rows]
         for base in bases:
+            later = emit.builder.add(base, ahead)
             for offset in range(0, unrolled * form.step_bytes, 64):
-                emit.prefetch(base, _PREFETCH_BYTES + offset)
+                emit.prefetch(later, offset)
         for step in range(unrolled):
             addresses = [emit.builder.add(base, constant(step * form.step_bytes)) for base in bases]
             decoded = [form.decode(emit, address, TILE // LANES) for address in addresses]
@@ -158,6 +161,17 @@ def _write_scales(
             builder.store(total, place)
 
 
+def _prefetch_distance(emit: Emitter, form: Format, weights: list[Any], block: Any, num_blocks: Any) -> Any:
+    """Bytes from what is read of a tile to what is prefetched. Behind the end of one that is read together with the
+    next, the next is there already and the one after it comes.
+    """
+    builder = emit.builder
+    distance = _PREFETCH_BYTES // len(weights)
+    is_behind = builder.icmp_signed(">=", builder.add(block, constant(distance // form.block_bytes)), num_blocks)
+    skipped = builder.select(is_behind, builder.sub(weights[-1], weights[0]), constant(0))
+    return builder.add(skipped, constant(distance))
+
+
 def _write_product(
     emit: Emitter, form: Format, weights: list[Any], scales: list[Any], rows: _Rows, num_blocks: Any
 ) -> None:
@@ -170,7 +184,8 @@ def _write_product(
         x_rows = [emit.add(address, loop.index, form.x_bytes * BLOCK) for address in rows.x]
         if form.is_integer:
             emit.clear(blocks)
-        _write_block(emit, form, [emit.add(w, loop.index, form.block_bytes) for w in weights], x_rows, blocks)
+        ahead = _prefetch_distance(emit, form, weights, loop.index, num_blocks)
+        _write_block(emit, form, [emit.add(w, loop.index, form.block_bytes) for w in weights], ahead, x_rows, blocks)
         if form.is_integer:
             x_blocks = [emit.add(address, loop.index, X_BLOCK_BYTES) for address in rows.x_blocks]
             tiles = [emit.add(s, loop.index, form.scale_bytes) for s in scales]
