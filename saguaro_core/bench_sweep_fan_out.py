@@ -1,4 +1,6 @@
-"""The sweep of the cache: hit rate against budget for four shapes, measured and as the fitted power law predicts."""
+"""The sweep of the cache: hit rate against budget for four policies, measured and, where the shape is the same in every
+round, as the fitted power law predicts.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -40,7 +42,7 @@ class FanOutSweep:
             for budget in BUDGETS
             for policy in POLICIES
         ]
-        estimate = fit_together(_all(runs))
+        estimate = fit_together(_of_one_shape(runs))
         shapes = [geometric_fan_out(base.lookahead, b, estimate.acceptance, estimate.power_law_r) for b in BUDGETS]
         yield [
             SweepPoint(
@@ -52,7 +54,7 @@ class FanOutSweep:
 
     def report(self, plan: SweepPlan, runs: Runs) -> SweepReport:
         """One row for each point, then the fit."""
-        fitted = fit(_all(runs))
+        fitted = fit(_of_one_shape(runs))
         predicted = {name: _predicted(plan, name, fitted) for name in runs}
         rows = [_row(name, runs[name], predicted[name]) for name in runs]
         fits = [_describe(state, fitted) for state in STATES]
@@ -64,18 +66,22 @@ class FanOutSweep:
         return SweepReport(lines=[*table(_HEAD, rows), "", *fits], data=data)
 
 
-def _all(runs: Runs) -> list[Measurement]:
-    return [measurement for measurements in runs.values() for measurement in measurements]
+def _of_one_shape(runs: Runs) -> list[Measurement]:
+    """What the power law is fitted to: a confident cache chooses its counts by the tokens' own probabilities."""
+    return [run for name, measured in runs.items() if name.split()[0] != "confident" for run in measured]
 
 
 def _predicted(plan: SweepPlan, name: str, fitted: Fit) -> float | None:
     """By the power law; None for a confident cache, whose shape is another one in every round."""
-    return None if name.startswith("confident") else predicted_hit_rate(_shape(plan, name, fitted), fitted)
+    shape = _shape(plan, name, fitted)
+    return None if shape is None else predicted_hit_rate(shape, fitted)
 
 
-def _shape(plan: SweepPlan, name: str, fitted: Fit) -> Callable[[CacheState], tuple[int, ...]]:
-    """The cache's shape at a point, for a full speculation found in a state."""
+def _shape(plan: SweepPlan, name: str, fitted: Fit) -> Callable[[CacheState], tuple[int, ...]] | None:
+    """The cache's shape at a point, for a full speculation found in a state; None where it has none of its own."""
     policy, size = name.split()
+    if policy == "confident":
+        return None
     lookahead = plan.speculation.lookahead
     if policy == "uniform":
         return lambda state: uniform_fan_out(lookahead, int(size))

@@ -33,7 +33,8 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 # for each other. `make test` runs them one after the other, and all others side by side.
 _ALONE = (
     *("app", "bench_command", "bench_memory", "bench_profile", "engine_", "messages", "page_cost"),
-    *("peers_llama", "peers_transformers", "prefix_reuse", "ui_server"),
+    *("interruptions", "peers_llama", "peers_transformers", "prefix_reuse", "storage_failures"),
+    *("ui_comparisons", "ui_server"),
 )
 
 settings.register_profile("local", deadline=None)

@@ -95,7 +95,9 @@ def test_fan_out_runs_every_shape_at_every_budget(sweep: Callable[..., Outcome])
     lists = [r.speculation.fan_out_list for r in engine.requests if r.speculation.fan_out == "list"]
     assert [sum(counts) for counts in lists] == list(BUDGETS) * 2
     assert len(outcome.data["points"]) == (len(POLICIES) + 1) * len(BUDGETS)
-    assert set(outcome.data["predicted_hit_rates"]) == {point["name"] for point in outcome.data["points"]}
+    predicted = outcome.data["predicted_hit_rates"]
+    assert set(predicted) == {point["name"] for point in outcome.data["points"]}
+    assert {name for name, rate in predicted.items() if rate is None} == {f"confident {budget}" for budget in BUDGETS}
     assert "fit after a hit: a = " in outcome.out
 
 

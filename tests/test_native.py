@@ -8,6 +8,7 @@ import native_products
 import numpy as np
 import pytest
 import torch
+from native_products import FORMATS, INPUTS, make_matrix, multiply
 from numpy.typing import NDArray
 from random_models import CONFIGS, VOCABULARY, make_model, make_runner, tokens
 from safetensors import safe_open
@@ -19,45 +20,14 @@ from saguaro_core.models.kv_cache import SLOT_BLOCK
 from saguaro_core.models.native.blocks import BLOCKS_FILE, BlocksFile, NoQuantisedWeights
 from saguaro_core.models.native.emitter import IS_WIDE
 from saguaro_core.models.native.gguf_blocks import write_blocks
-from saguaro_core.models.native.matmul import matmul, matmul_parallel
 from saguaro_core.models.native.packing import Blocks, Matrix, pack, stack, unpack_rows
 from saguaro_core.models.native.runner import NativeRunner
-from saguaro_core.models.native.tile import PAIR
 from saguaro_core.models.native.trial import try_native
 from saguaro_core.models.runner import DivisibleRunner, ForwardBatch, trunk_batch
-
-OUTPUTS, INPUTS = 72, 96  # Two whole pairs of tiles and a part of one.
-
-
-def make_matrix(kind: str, seed: int = 0) -> Matrix:
-    random = np.random.default_rng(seed)
-    if kind == "half":
-        return random.standard_normal((OUTPUTS, INPUTS)).astype(np.float16)
-    scale = random.random((OUTPUTS, INPUTS // 32)).astype(np.float16)
-    if kind == "int8":
-        return Blocks(random.integers(-128, 128, (OUTPUTS, INPUTS)).astype(np.int8), scale)
-    offset = random.standard_normal(scale.shape).astype(np.float16)
-    return Blocks(random.integers(0, 16, (OUTPUTS, INPUTS)).astype(np.int8), scale, offset)
-
-
-def multiply(
-    matrix: Matrix, x: NDArray[np.float32], *, four_bit: bool = False, threads: int = 0
-) -> NDArray[np.float32]:
-    packed = pack(matrix, four_bit=four_bit)
-    out = np.full((len(x), -(-OUTPUTS // PAIR) * PAIR), np.nan, np.float32)
-    places = (packed.kind, packed.codes.ctypes.data, packed.scales.ctypes.data, x, out)
-    if threads:
-        matmul_parallel(*places, threads)
-    else:
-        matmul(*places)
-    return out[:, :OUTPUTS]
 
 
 def dense(matrix: Matrix) -> NDArray[np.float64]:
     return (matrix.dense() if isinstance(matrix, Blocks) else matrix).astype(np.float64)
-
-
-FORMATS = [("half", False), ("int8", False), ("offset", False), ("offset", True)]
 
 
 class TestProducts:
@@ -71,10 +41,13 @@ class TestProducts:
         for rows in range(2, 16):
             assert np.array_equal(multiply(matrix, x[:rows], four_bit=four_bit), alone[:rows]), rows
 
+    @pytest.mark.slow
     def test_wider_and_narrower_registers_give_the_same_bits(self, tmp_path: Path) -> None:
-        other = tmp_path / "other.npz"
-        command = [sys.executable, native_products.__file__, "narrow" if IS_WIDE else "wide", str(tmp_path), str(other)]
-        subprocess.run(command, check=True, timeout=300)
+        other, width = tmp_path / "other.npz", "narrow" if IS_WIDE else "wide"
+        subprocess.run(
+            [sys.executable, native_products.__file__, width, str(tmp_path), str(other)], check=True, timeout=300
+        )
+        assert list(tmp_path.rglob("*.nbc")), "the other width was not compiled"
         own = native_products.make_products()
         with np.load(other) as found:
             assert set(found) == set(own)

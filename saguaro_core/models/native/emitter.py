@@ -3,11 +3,20 @@
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
-from numba.core import cgutils
+from llvmlite import ir
+from numba.core import cgutils, codegen, config
 
-IS_WIDE = bool(binding.get_host_cpu_features().get("avx512f"))
-"""Whether the processor has 32 registers of 16 floats, instead of 16 registers of 8 or less."""
+
+def _has_avx512() -> bool:
+    """Whether numba compiles for AVX-512: NUMBA_CPU_FEATURES comes before what the processor has."""
+    features: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
+    if features is None:
+        features = codegen.get_host_cpu_features()  # type: ignore[no-untyped-call]
+    return "+avx512f" in str(features).split(",")
+
+
+IS_WIDE = _has_avx512()
+"""Whether there are 32 registers of 16 floats, instead of 16 registers of 8 or less."""
 LANES = 16 if IS_WIDE else 8
 
 _FLOAT, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -33,20 +42,24 @@ class Emitter:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
-    def add(self, address: Any, index: Any, stride: int) -> Any:
+    def at(self, address: Any, index: Any, stride: int) -> Any:
+        """The address of an element; `stride` in bytes."""
         return self.builder.add(address, self.builder.mul(index, constant(stride)))
 
     def load(self, address: Any, offset: int, kind: Any, align: int) -> Any:
+        """A value of type `kind`, `offset` bytes behind an address that is a multiple of `align`."""
         place = self.builder.inttoptr(self.builder.add(address, constant(offset)), kind.as_pointer())
         value = self.builder.load(place)
         value.align = align
         return value
 
     def store(self, value: Any, address: Any, offset: int) -> None:
+        """Write a vector of floats, `offset` bytes behind an address."""
         place = self.builder.inttoptr(self.builder.add(address, constant(offset)), FLOATS.as_pointer())
         self.builder.store(value, place).align = 4
 
     def halves(self, address: Any, offset: int) -> Any:
+        """A vector of float16 in memory, as float32."""
         return self.builder.fpext(self.load(address, offset, HALVES, 2), FLOATS)
 
     def splat(self, address: Any, offset: int, kind: Any = FLOATS) -> Any:
@@ -57,12 +70,14 @@ class Emitter:
         return self.builder.shuffle_vector(first, undefined, ir.Constant(INTS, [0] * LANES))
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """a * b + c, rounded once."""
         name = f"llvm.fma.v{LANES}f32"
         kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
         function = self.builder.module.globals.get(name) or ir.Function(self.builder.module, kind, name)
         return self.builder.call(function, [a, b, c])
 
     def prefetch(self, address: Any, offset: int) -> None:
+        """Ask for the cache line at an address, which need not be readable."""
         pointer = _I8.as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
         name = "llvm.prefetch.p0"
@@ -76,6 +91,7 @@ class Emitter:
         return [[variable(self.builder, kind) for _ in range(vectors)] for _ in range(rows)]
 
     def clear(self, sums: list[Vectors]) -> None:
+        """Set running sums to 0."""
         for row in sums:
             for place in row:
                 kind = place.type.pointee

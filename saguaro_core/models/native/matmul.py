@@ -86,7 +86,8 @@ def matmul(kind, weights, scales, x, out):
     N and K are multiples of 32. A row of the result does not depend on the other rows.
     """
     x_bytes, x_blocks = _read_as(kind, x)
-    _multiply_pairs(kind, weights, scales, x_bytes, x.shape[1] // BLOCK, x_blocks, out, 0, out.shape[1] // PAIR)
+    first, last = np.int64(0), out.shape[1] // PAIR  # A plain 0 would be a type of its own, and compile once more.
+    _multiply_pairs(kind, weights, scales, x_bytes, x.shape[1] // BLOCK, x_blocks, out, first, last)
 
 
 @njit(cache=True, parallel=True)

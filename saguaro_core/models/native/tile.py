@@ -9,7 +9,7 @@ Quantised weights are multiplied as integers: codes by inputs of 16 bits, which 
 of a block is exact; the rounding of the inputs, at most 2^-16 of the largest in their block, is the only error.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +122,15 @@ class _Rows:
     out: list[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Addresses of the weights and scales of the tiles that are read at once, and the bytes between tiles."""
+
+    weights: list[Any]
+    scales: list[Any]
+    stride: Any
+
+
 def _write_block(
     emit: Emitter, form: Format, tiles: list[Any], ahead: Any, x_rows: list[Any], sums: list[Vectors]
 ) -> None:
@@ -130,8 +139,8 @@ def _write_block(
     multiply = emit.multiply_pairs if form.is_integer else emit.multiply
     part_bytes = form.step_inputs // form.parts * form.x_bytes
     with cgutils.for_range(emit.builder, constant(BLOCK // form.step_inputs // unrolled)) as loop:
-        bases = [emit.add(tile, loop.index, unrolled * form.step_bytes) for tile in tiles]
-        x_base = [emit.add(x, loop.index, unrolled * form.step_inputs * form.x_bytes) for x in x_rows]
+        bases = [emit.at(tile, loop.index, unrolled * form.step_bytes) for tile in tiles]
+        x_base = [emit.at(x, loop.index, unrolled * form.step_inputs * form.x_bytes) for x in x_rows]
         for base in bases:
             later = emit.builder.add(base, ahead)
             for offset in range(0, unrolled * form.step_bytes, 64):
@@ -161,35 +170,35 @@ def _write_scales(
             builder.store(total, place)
 
 
-def _prefetch_distance(emit: Emitter, form: Format, weights: list[Any], block: Any, num_blocks: Any) -> Any:
-    """Bytes from what is read of a tile to what is prefetched. Behind the end of one that is read together with the
-    next, the next is there already and the one after it comes.
+def _prefetch_distance(emit: Emitter, form: Format, tiles: _Tiles, block: Any, num_blocks: Any) -> Any:
+    """Bytes from what is read of a tile to what is prefetched. Near the end that lies in a later tile: the next that
+    nobody reads yet.
     """
     builder = emit.builder
-    distance = _PREFETCH_BYTES // len(weights)
-    is_behind = builder.icmp_signed(">=", builder.add(block, constant(distance // form.block_bytes)), num_blocks)
-    skipped = builder.select(is_behind, builder.sub(weights[-1], weights[0]), constant(0))
-    return builder.add(skipped, constant(distance))
+    distance = _PREFETCH_BYTES // len(tiles.weights)
+    is_later = builder.icmp_signed(">=", builder.add(block, constant(distance // form.block_bytes)), num_blocks)
+    read_bytes = builder.mul(num_blocks, constant(form.block_bytes))
+    skipped = builder.sub(builder.mul(tiles.stride, constant(len(tiles.weights))), read_bytes)
+    return builder.add(builder.select(is_later, skipped, constant(0)), constant(distance))
 
 
-def _write_product(
-    emit: Emitter, form: Format, weights: list[Any], scales: list[Any], rows: _Rows, num_blocks: Any
-) -> None:
+def _write_product(emit: Emitter, form: Format, tiles: _Tiles, rows: _Rows, num_blocks: Any) -> None:
     """All blocks of one tile or of two for some rows."""
-    vectors = len(weights) * TILE // LANES
+    vectors = len(tiles.weights) * TILE // LANES
     sums = emit.variables(len(rows.x), vectors)
     emit.clear(sums)
     blocks = emit.variables(len(rows.x), vectors, INTS) if form.is_integer else sums
     with cgutils.for_range(emit.builder, num_blocks) as loop:
-        x_rows = [emit.add(address, loop.index, form.x_bytes * BLOCK) for address in rows.x]
+        x_rows = [emit.at(address, loop.index, form.x_bytes * BLOCK) for address in rows.x]
         if form.is_integer:
             emit.clear(blocks)
-        ahead = _prefetch_distance(emit, form, weights, loop.index, num_blocks)
-        _write_block(emit, form, [emit.add(w, loop.index, form.block_bytes) for w in weights], ahead, x_rows, blocks)
+        weights = [emit.at(address, loop.index, form.block_bytes) for address in tiles.weights]
+        ahead = _prefetch_distance(emit, form, tiles, loop.index, num_blocks)
+        _write_block(emit, form, weights, ahead, x_rows, blocks)
         if form.is_integer:
-            x_blocks = [emit.add(address, loop.index, X_BLOCK_BYTES) for address in rows.x_blocks]
-            tiles = [emit.add(s, loop.index, form.scale_bytes) for s in scales]
-            _write_scales(emit, form, tiles, x_blocks, blocks, sums)
+            x_blocks = [emit.at(address, loop.index, X_BLOCK_BYTES) for address in rows.x_blocks]
+            scales = [emit.at(address, loop.index, form.scale_bytes) for address in tiles.scales]
+            _write_scales(emit, form, scales, x_blocks, blocks, sums)
     for address, row in zip(rows.out, sums, strict=True):
         for v, place in enumerate(row):
             emit.store(emit.builder.load(place), address, 4 * LANES * v)
@@ -198,6 +207,30 @@ def _write_product(
 def _tiles_at_once(form: Format, num_rows: int) -> int:
     """How many tiles of a pair the registers hold the sums of; integers have those of a block besides."""
     return 2 if num_rows <= _FEW_ROWS or (IS_WIDE and not form.is_integer) else 1
+
+
+def _write_pair(
+    emit: Emitter, form: Format, num_rows: int, weights: Any, stride: Any, scales: Any, x: Any, x_stride: Any,
+    x_blocks: Any, blocks_stride: Any, out: Any, out_stride: Any, num_blocks: Any,
+) -> None:  # fmt: skip
+    """The product of a number of rows with both tiles, at once or one after the other."""
+    builder, at_once = emit.builder, _tiles_at_once(form, num_rows)
+
+    def every(base: Any, step: Any, indices: Iterable[Any]) -> list[Any]:
+        return [builder.add(base, builder.mul(step, index)) for index in indices]
+
+    scale_stride = builder.mul(num_blocks, constant(form.scale_bytes))
+    row_indices = [constant(row) for row in range(num_rows)]
+    with cgutils.for_range(builder, constant(2 // at_once)) as part:
+        indices = [builder.add(part.index, constant(i)) for i in range(at_once)]
+        tiles = _Tiles(every(weights, stride, indices), every(scales, scale_stride, indices), stride)
+        out_part = emit.at(out, part.index, 4 * TILE)
+        rows = _Rows(
+            every(x, x_stride, row_indices),
+            every(x_blocks, blocks_stride, row_indices),
+            every(out_part, out_stride, row_indices),
+        )
+        _write_product(emit, form, tiles, rows, num_blocks)
 
 
 def make_pair(form: Format) -> Any:
@@ -209,27 +242,10 @@ def make_pair(form: Format) -> Any:
     """
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        num_rows, weights, stride, scales, x, x_stride, x_blocks, blocks_stride, out, out_stride, num_blocks = args
-        emit = Emitter(builder)
-        scale_stride = builder.mul(num_blocks, constant(form.scale_bytes))
+        num_rows, *places = args
         for count in range(1, MAX_ROWS + 1):
-            at_once = _tiles_at_once(form, count)
-            with (
-                builder.if_then(builder.icmp_signed("==", num_rows, constant(count))),
-                cgutils.for_range(builder, constant(2 // at_once)) as part,
-            ):
-                tiles, tile_scales = (
-                    [builder.add(base, builder.mul(step, builder.add(part.index, constant(i)))) for i in range(at_once)]
-                    for base, step in ((weights, stride), (scales, scale_stride))
-                )
-                places = ((x, x_stride), (x_blocks, blocks_stride), (emit.add(out, part.index, 4 * TILE), out_stride))
-                rows = _Rows(
-                    *(
-                        [builder.add(base, builder.mul(step, constant(r))) for r in range(count)]
-                        for base, step in places
-                    )
-                )
-                _write_product(emit, form, tiles, tile_scales, rows, num_blocks)
+            with builder.if_then(builder.icmp_signed("==", num_rows, constant(count))):
+                _write_pair(Emitter(builder), form, count, *places)
         return context.get_dummy_value()
 
     @intrinsic
