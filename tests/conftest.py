@@ -29,12 +29,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _IN_CI = bool(os.environ.get("CI"))
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
-# Files whose tests work engines, browsers or the whole application hard, or measure time: two at once would only wait
-# for each other. `make test` runs them one after the other, and all others side by side.
+# Files whose tests work engines, browsers or the whole application hard, or wait for what must come within a second or
+# less: two at once would only wait for each other. `make test` runs them one after the other, all others side by side.
 _ALONE = (
-    *("app", "bench_command", "bench_memory", "bench_profile", "engine_", "messages", "page_cost"),
-    *("interruptions", "peers_llama", "peers_transformers", "prefix_reuse", "storage_failures"),
-    *("ui_comparisons", "ui_server"),
+    *("app", "bench_command", "bench_memory", "bench_profile", "engine_batch", "engine_control", "engine_equality"),
+    *("engine_failures", "engine_self_draft", "interruptions", "messages", "page_cost", "peers_llama"),
+    *("peers_transformers", "prefix_reuse", "ui_comparisons", "ui_server"),
 )
 
 settings.register_profile("local", deadline=None)
