@@ -12,8 +12,8 @@ from saguaro_core.config import Mode, SpeculationConfig
 from saguaro_core.draft.messages import Verified
 from saguaro_core.errors import InvalidRequest
 
-# Where the draft is the target, every speculation is K tokens long and right: no copies, and nothing cut by times.
-PLAIN: Any = {"copying": "off", "service": "full"}
+# Where the draft is the target, every speculation is K tokens long and right: no copy, no lookup, nothing cut by times.
+PLAIN: Any = {"copying": "off", "service": "full", "fallback": "neural"}
 
 
 class TestEndOfTurn:
@@ -70,9 +70,7 @@ class TestCachesStayWhole:
                 assert speculator.cached == len(trunk) - (mode == "sd")
             self.check_slots(subject.draft, trunk[: speculator.cached])
 
-        run = subject.run(
-            mode, PROMPT, greedy(count), SpeculationConfig(**{"copying": "off", **speculation}), on_events=check
-        )
+        run = subject.run(mode, PROMPT, greedy(count), SpeculationConfig(**{**PLAIN, **speculation}), on_events=check)
         target = run.loop.run_context.target
         assert target.num_cached == len(run.loop.context) - 1
         self.check_slots(subject.target, run.loop.context[: target.num_cached])
