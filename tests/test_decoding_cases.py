@@ -70,7 +70,9 @@ class TestCachesStayWhole:
                 assert speculator.cached == len(trunk) - (mode == "sd")
             self.check_slots(subject.draft, trunk[: speculator.cached])
 
-        run = subject.run(mode, PROMPT, greedy(count), SpeculationConfig(**{**PLAIN, **speculation}), on_events=check)
+        run = subject.run(
+            mode, PROMPT, greedy(count), SpeculationConfig(**{"copying": "off", **speculation}), on_events=check
+        )
         target = run.loop.run_context.target
         assert target.num_cached == len(run.loop.context) - 1
         self.check_slots(subject.target, run.loop.context[: target.num_cached])
@@ -83,7 +85,7 @@ class TestCachesStayWhole:
     @pytest.mark.parametrize("mode", BOTH)
     @pytest.mark.parametrize("lookahead", [1, 4, 8])
     def test_a_perfect_draft_is_accepted_to_the_end(self, mode: Mode, lookahead: int) -> None:
-        run = self.run(mode, TARGET, 256, lookahead=lookahead, budget=12)
+        run = self.run(mode, TARGET, 256, lookahead=lookahead, budget=12, **PLAIN)
         assert run.finished.figures.draft_acceptance_rate == 1.0
         assert all(event.accepted == event.drafted for event in run.rounds)
         assert all(event.drafted == lookahead for event in run.rounds[:-1])
@@ -107,7 +109,7 @@ class TestCachesStayWhole:
 
     def test_with_one_prepared_outcome_each_every_round_of_a_perfect_draft_is_a_hit(self) -> None:
         for options in ({"fan_out": "uniform", "budget": 5}, {"fan_out": "list", "fan_out_list": (1,) * 5}):
-            run = self.run("ssd", TARGET, 256, lookahead=4, **options)
+            run = self.run("ssd", TARGET, 256, lookahead=4, **options, **PLAIN)
             assert [event.cache for event in run.rounds] == ["compulsory"] + ["hit"] * (len(run.rounds) - 1)
             assert run.finished.figures.cache_hit_rate == 1.0
             assert run.finished.figures.draft_acceptance_rate == 1.0
